@@ -1,0 +1,124 @@
+"""Every complaint about bad input is worded here: what was received, what was expected, and the remedy.
+
+Shapes and dtypes are checked always. Values cost a look at the data (on CUDA, a synchronization), so they are checked in
+eager mode only: not while compiling, not while a CUDA graph is captured, and not under ``torch.func`` transforms, where a
+tensor has no single value to look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float64)
+
+
+def values_are_visible(*tensors: Tensor) -> bool:
+    """Whether the numbers in these tensors may be looked at now (see the note at the top of this file)."""
+    if torch.compiler.is_compiling():
+        return False
+    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):
+        return False
+    return not (any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing())
+
+
+def choice(name: str, received: object, known: Iterable[object]) -> None:
+    """An option that is one of a few names."""
+    options = tuple(known)
+    if received not in options:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {received!r}")
+
+
+def positive_integer(name: str, received: object, remedy: str = "") -> None:
+    if isinstance(received, bool) or not isinstance(received, int) or received < 1:
+        raise ValueError(f"{name} must be an integer of at least 1; got {received!r}{_because(remedy)}")
+
+
+def non_negative_number(name: str, received: object, remedy: str = "") -> None:
+    number = isinstance(received, int | float) and not isinstance(received, bool)
+    if not number or not 0 <= received < float("inf"):  # type: ignore[operator]
+        raise ValueError(f"{name} must be a finite number of at least 0; got {received!r}{_because(remedy)}")
+
+
+def batch(name: str, tensor: object, height: int | None = None, width: int | None = None) -> None:
+    """A floating-point batch ``(B, C, H, W)`` with at least one image, of the given size where one is given."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{name} must be a tensor of shape (B, C, H, W); got {type(tensor).__name__}")
+    if tensor.dim() != 4:
+        remedy = "; add the batch dimension with [None]" if tensor.dim() == 3 else ""
+        raise ValueError(f"{name} must have shape (B, C, H, W); got {tuple(tensor.shape)}{remedy}")
+    if tensor.dtype not in FLOATS:
+        remedy = " (divide 8-bit images by 255)" if not tensor.is_floating_point() else ""
+        raise ValueError(f"{name} must be float32 or float64; got {tensor.dtype}; convert with .float(){remedy}")
+    if tensor.numel() == 0:
+        raise ValueError(f"{name} must hold at least one image; got shape {tuple(tensor.shape)}; skip empty batches")
+    if height is not None and tuple(tensor.shape[-2:]) != (height, width):
+        received = "x".join(map(str, tensor.shape[-2:]))
+        raise ValueError(
+            f"{name} must be {height}x{width} pixels, the size of the graph; got {received}; "
+            f"build the graph with PixelGraph.grid{tuple(tensor.shape[-2:])}"
+        )
+
+
+def like(name: str, tensor: object, reference: Tensor) -> None:
+    """A covector or perturbation that belongs to the images ``reference``: same shape, dtype and device."""
+    batch(name, tensor)
+    assert isinstance(tensor, Tensor)
+    for what in ("shape", "dtype", "device"):
+        received, expected = getattr(tensor, what), getattr(reference, what)
+        if received != expected:
+            remedy = f"; convert with .to({expected})" if what == "dtype" else ""
+            raise ValueError(f"{name} must have the {what} of the images, {_plain(expected)}; got {_plain(received)}{remedy}")
+
+
+def finite(name: str, tensor: Tensor) -> None:
+    if values_are_visible(tensor) and not bool(torch.isfinite(tensor).all()):
+        raise ValueError(f"{name} must be finite; got {_first_not_finite(tensor)}")
+
+
+def masses(name: str, images: Tensor) -> None:
+    """Images as masses on pixels: finite and never negative. Refused rather than clamped."""
+    if not values_are_visible(images):
+        return
+    low, high = torch.aminmax(images.detach())
+    if bool((low >= 0) & (high < float("inf"))):
+        return
+    finite(name, images)
+    raise ValueError(
+        f"{name} must be non-negative masses; got a minimum of {low.item():.4g}; "
+        "hand over images in [0, 1] and put the normalization inside the model (wassersmooth.Normalized)"
+    )
+
+
+def weights(received: Tensor, relations: int) -> None:
+    """One positive weight per neighbor relation."""
+    if received.shape != (relations,) or received.dtype not in FLOATS:
+        raise ValueError(
+            f"weight must be a float tensor with one weight per relation, shape ({relations},); "
+            f"got {tuple(received.shape)} of {received.dtype}"
+        )
+    if values_are_visible(received) and not bool(((received > 0) & torch.isfinite(received)).all()):
+        raise ValueError(
+            f"weight must be positive and finite; got a minimum of {received.min().item():.4g}; "
+            "learn the logarithm and pass .exp(), or leave the relation out with a smaller radius"
+        )
+
+
+def extra(package: str, name: str, purpose: str) -> ImportError:
+    """The error for a missing optional package; raised by the caller so that the traceback points there."""
+    return ImportError(f"{purpose} needs the package {package}; install it with: pip install 'wassersmooth[{name}]'")
+
+
+def _because(remedy: str) -> str:
+    return f"; {remedy}" if remedy else ""
+
+
+def _plain(value: object) -> object:
+    return tuple(value) if isinstance(value, torch.Size) else value
+
+
+def _first_not_finite(tensor: Tensor) -> str:
+    bad = ~torch.isfinite(tensor)
+    return f"{tensor[bad].flatten()[0].item()} ({int(bad.sum())} of {tensor.numel()} values)"

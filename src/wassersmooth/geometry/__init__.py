@@ -1,0 +1,1 @@
+"""The mathematics: pixel graphs, cometrics, Riemannian calculus and exact transport."""

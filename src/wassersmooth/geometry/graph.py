@@ -1,0 +1,190 @@
+"""The pixel graph: which pixels are neighbors, how strongly, and how much room a pixel takes.
+
+A graph is a recipe and holds no image. It knows its neighbor relations, one for each pair of opposite offsets, and turns
+them into the one sum that the whole geometry is made of, ``(w * field)_i = sum_j w_ij field_j``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassersmooth import _checks
+from wassersmooth.geometry.neighbor_sum import Box, Direct, NeighborSum, Separable, relation_sum
+
+WeightFunction = Callable[[int, int], float]
+
+NEIGHBORHOODS = ("square", "disk")
+NAMED_WEIGHTS = ("constant", "gaussian")
+
+
+class PixelGraph:
+    """A local, shift-invariant graph on the pixels of an image. Build it with :meth:`grid`. Immutable.
+
+    Attributes:
+        height, width: the size of the image.
+        radius, neighborhood: the window that was asked for.
+        offsets: the representative ``(dy, dx)`` of each relation: dy > 0, or dy = 0 and dx > 0; in row order.
+        weights: omega, one positive weight per relation, float64 unless a tensor was given. # shape: (R,)
+    """
+
+    def __init__(self, height: int, width: int, radius: int, neighborhood: str, weights: Tensor, weight_name: str) -> None:
+        self.height = height
+        self.width = width
+        self.radius = radius
+        self.neighborhood = neighborhood
+        self.weights = weights
+        self.weight_name = weight_name
+        self.offsets = _offsets(height, width, radius, neighborhood)
+
+    @classmethod
+    def grid(
+        cls,
+        height: int,
+        width: int,
+        radius: int,
+        neighborhood: str = "square",
+        weight: str | WeightFunction | Tensor = "constant",
+    ) -> PixelGraph:
+        """Connects each pixel with those at most ``radius`` away.
+
+        Arguments:
+            height, width: the size of the image in pixels.
+            radius: how far a neighbor may be; larger than the image is fine.
+            neighborhood: ``"square"`` measures the distance in the maximum norm, ``"disk"`` in the Euclidean one.
+            weight: ``"constant"`` (1, as in the paper's experiments), ``"gaussian"`` (with sigma = radius / 2), a
+                symmetric function ``(dy, dx) -> float > 0`` that is called at each representative, or a tensor with
+                one weight per relation, which may require grad: a ground metric that can be learned.
+        """
+        _checks.positive_integer("height", height)
+        _checks.positive_integer("width", width)
+        _checks.positive_integer("radius", radius, "a pixel needs neighbors to exchange mass with")
+        _checks.choice("neighborhood", neighborhood, NEIGHBORHOODS)
+        offsets = _offsets(height, width, radius, neighborhood)
+        if not offsets:
+            raise ValueError(
+                f"every pixel must have a neighbor; got an image of {height}x{width}, whose one pixel has none; "
+                "use at least two pixels, or Euclidean()"
+            )
+        return cls(height, width, radius, neighborhood, *_evaluate(weight, offsets, radius))
+
+    @property
+    def relations(self) -> tuple[tuple[int, int, float], ...]:
+        """``(dy, dx, weight)`` of each representative, in row order."""
+        return tuple((dy, dx, w) for (dy, dx), w in zip(self.offsets, self.weights.detach().tolist(), strict=True))
+
+    @property
+    def node_volumes(self) -> Tensor:
+        """d, the share of each pixel in the sum of all weighted degrees; sums to 1. # shape: (H, W)"""
+        s = self.degrees(self.weights)
+        return s / s.sum()
+
+    @property
+    def learned(self) -> bool:
+        """Whether gradients have to reach the weights."""
+        return self.weights.requires_grad and torch.is_grad_enabled()
+
+    def degrees(self, like: Tensor) -> Tensor:
+        """s, the weighted degree of each pixel, in the dtype and on the device of ``like``. # shape: (H, W)"""
+        capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
+        if self.learned or torch.compiler.is_compiling() or capturing:  # never from, nor into, the cache
+            return self._degrees(like.device).to(like.dtype)
+        key = (like.device, like.dtype)
+        if key not in self._cached_degrees:
+            with torch.no_grad():
+                self._cached_degrees[key] = self._degrees(like.device).to(like.dtype)
+        return self._cached_degrees[key]
+
+    def _degrees(self, device: torch.device) -> Tensor:
+        return self.neighbor_sum(torch.ones(1, 1, self.height, self.width, dtype=torch.float64, device=device))[0, 0]
+
+    def neighbor_sum(self, field: Tensor) -> Tensor:
+        """``(w * field)_i = sum_j w_ij field_j`` over in-bounds neighbors. # shape: (..., H, W) -> the same"""
+        if self.learned:
+            return relation_sum(self.weighted_offsets(field), field)
+        return self.stencil(field) - self.stencil.center * field
+
+    def weighted_offsets(self, like: Tensor) -> list[tuple[tuple[int, int], Tensor]]:
+        """Each relation's offset with its weight as a 0-d tensor, in the dtype and on the device of ``like``."""
+        weights = self.weights.to(device=like.device, dtype=like.dtype)
+        return list(zip(self.offsets, weights.unbind(), strict=True))
+
+    @cached_property
+    def _cached_degrees(self) -> dict[tuple[torch.device, torch.dtype], Tensor]:
+        return {}
+
+    @cached_property
+    def stencil(self) -> NeighborSum:
+        """The cheapest way to the neighbor sum for these weights."""
+        reach = (min(self.radius, self.height - 1), min(self.radius, self.width - 1))
+        if self.neighborhood == "square" and self.weight_name == "constant":
+            return Box(*reach)
+        if self.neighborhood == "square" and self.weight_name == "gaussian":
+            return Separable(*(tuple(_gaussian(self.radius)(0, k) for k in range(r + 1)) for r in reach))
+        return Direct(self.offsets, self.weights, *reach)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # leaves the caches behind
+        args = (self.height, self.width, self.radius, self.neighborhood, self.weights, self.weight_name)
+        return PixelGraph, args
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, PixelGraph)
+            and (self.height, self.width, self.offsets) == (other.height, other.width, other.offsets)
+            and (self.weights is other.weights or bool(torch.equal(self.weights, other.weights)))
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.height, self.width, self.offsets))
+
+    def __repr__(self) -> str:
+        named = self.weight_name in NAMED_WEIGHTS
+        weight = repr(self.weight_name) if named else f"<{self.weight_name}, {len(self.offsets)} relations>"
+        return (
+            f"PixelGraph.grid({self.height}, {self.width}, radius={self.radius}, "
+            f"neighborhood={self.neighborhood!r}, weight={weight})"
+        )
+
+
+@lru_cache(maxsize=256)
+def _offsets(height: int, width: int, radius: int, neighborhood: str) -> tuple[tuple[int, int], ...]:
+    """One offset for each pair {o, -o} that joins two pixels of the image (relations must be halved: see maths (f))."""
+    rows, columns = min(radius, height - 1), min(radius, width - 1)
+    return tuple(
+        (dy, dx)
+        for dy in range(rows + 1)
+        for dx in range(-columns, columns + 1)
+        if (dy, dx) > (0, 0) and (neighborhood == "square" or dy * dy + dx * dx <= radius * radius)
+    )
+
+
+def _gaussian(radius: int) -> WeightFunction:
+    sigma = radius / 2
+    return lambda dy, dx: math.exp(-(dy * dy + dx * dx) / (2 * sigma * sigma))
+
+
+def _evaluate(weight: str | WeightFunction | Tensor, offsets: tuple[tuple[int, int], ...], radius: int) -> tuple[Tensor, str]:
+    """The weights of the relations, and the name they go by in a repr."""
+    if isinstance(weight, Tensor):
+        _checks.weights(weight, len(offsets))
+        return weight, "tensor"
+    if isinstance(weight, str):
+        _checks.choice("weight", weight, NAMED_WEIGHTS)
+        function, name = (_gaussian(radius) if weight == "gaussian" else _one), weight
+    elif callable(weight):
+        function, name = weight, getattr(weight, "__name__", "function")
+        name = "function" if name in NAMED_WEIGHTS else name
+    else:
+        raise ValueError(f"weight must be a name, a function (dy, dx) -> float or a tensor; got {type(weight).__name__}")
+    weights = torch.tensor([float(function(dy, dx)) for dy, dx in offsets], dtype=torch.float64)
+    _checks.weights(weights, len(offsets))
+    return weights, name
+
+
+def _one(dy: int, dx: int) -> float:
+    return 1.0

@@ -1,0 +1,237 @@
+"""Cometrics: the inverse metric at a batch of images, as a symmetric positive semidefinite operator.
+
+A cometric turns covectors (gradients) into vectors (perturbations), ``mv``, and measures covectors, ``quad``. A subclass says
+how it acts, draws noise, solves and takes its determinant; the rest is derived here. ``as_matrix`` is part of the contract,
+so every operator carries its own dense reference.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from wassersmooth import _checks
+from wassersmooth.geometry import components, krylov, stencil
+from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
+from wassersmooth.geometry.randomness import standard_normal
+
+
+class Cometric(ABC):
+    """The inverse metric at the images ``x``. # shape of x, of vectors and covectors: (B, C, H, W)"""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+    @abstractmethod
+    def mv(self, v: Tensor) -> Tensor:
+        """The operator applied to a covector. # shape: (B, C, H, W) -> the same"""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """The diagonal entries. # shape: (B, C, H, W)"""
+
+    @abstractmethod
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """One draw of Gaussian noise whose covariance is this operator. # shape: (B, C, H, W)"""
+
+    @abstractmethod
+    def solve(self, b: Tensor) -> Tensor:
+        """The pseudo-inverse applied to b: the part of b outside the range is left out. # shape: as b"""
+
+    @abstractmethod
+    def norm_sq(self, xi: Tensor) -> Tensor:
+        """The squared length of a perturbation, xi' L^+ xi; infinite where xi is outside the range. # shape: (B,)"""
+
+    @abstractmethod
+    def logdet(self) -> Tensor:
+        """The sum of the logarithms of the positive eigenvalues, exact. # shape: (B,)"""
+
+    @abstractmethod
+    def logdet_estimate(self, probes: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """An estimate of :meth:`logdet` for large images, and its standard error. # shape: (B,) and (B,)"""
+
+    def quad(self, v: Tensor) -> Tensor:
+        """The squared length of a covector, v' L v. # shape: (B, C, H, W) -> (B,)"""
+        return _dot(v, self.mv(v))
+
+    def as_matrix(self) -> Tensor:
+        """The dense matrix, pixels in row-major order, channels outermost. # shape: (B, N, N) with N = C*H*W"""
+        size = self.x[0].numel()
+        identity = torch.eye(size, dtype=self.x.dtype, device=self.x.device)
+        columns = [self.mv(e.reshape(1, *self.x.shape[1:]).expand_as(self.x)).flatten(1) for e in identity]
+        return torch.stack(columns, -1)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(batch of {tuple(self.x.shape)})"
+
+
+class Identity(Cometric):
+    """The cometric of Euclidean space."""
+
+    def mv(self, v: Tensor) -> Tensor:
+        _checks.like("v", v, self.x)
+        return v.clone()
+
+    def diagonal(self) -> Tensor:
+        return torch.ones_like(self.x)
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        return standard_normal(self.x.shape, self.x, generator)
+
+    def solve(self, b: Tensor) -> Tensor:
+        return self.mv(b)
+
+    def norm_sq(self, xi: Tensor) -> Tensor:
+        return self.quad(xi)
+
+    def logdet(self) -> Tensor:
+        return self.x.new_zeros(len(self.x))
+
+    def logdet_estimate(self, probes: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        _checks.positive_integer("probes", probes)
+        return self.logdet(), self.logdet()
+
+
+class WeightedLaplacian(Cometric):
+    """The paper's L(x) plus an optional mass term: ``L v = A(u) v + mass * v`` with u = x/d (definition 1).
+
+    Without the mass term it is linear in x, kills the constants of each channel and conserves each channel's mass. Where
+    zero pixels disconnect the graph, each connected component conserves its own.
+
+    Arguments:
+        graph: the pixel graph; channels are separate copies of it.
+        x: the images, for their shape, dtype and device.
+        u: the images over the node volumes, in whatever scale. # shape: (B, C, H, W)
+        mass: how much of the identity is added: unnormalized transport.
+    """
+
+    def __init__(self, graph: PixelGraph, x: Tensor, u: Tensor, mass: float = 0.0) -> None:
+        super().__init__(x)
+        self.graph, self.u, self.mass = graph, u, mass
+
+    def mv(self, v: Tensor) -> Tensor:
+        _checks.like("v", v, self.x)
+        transported = stencil.apply(self.graph, self.u, v)
+        return transported + self.mass * v if self.mass else transported
+
+    def quad(self, v: Tensor) -> Tensor:
+        """v' L v = sum over edges of w_ij (v_i - v_j)^2 (u_i + u_j)/2, each edge once (eq. grad_norm). # shape: (B,)"""
+        _checks.like("v", v, self.x)
+        transported = _dot(self.u, stencil.carre_du_champ(self.graph, v, v))
+        return transported + self.mass * _dot(v, v) if self.mass else transported
+
+    def kappa(self, v: Tensor) -> Tensor:
+        """The condition figure of :meth:`quad`: how many times the machine precision its error may be. # shape: (B,)
+
+        It is ``sum diag(L) v^2 / v' L v`` for v less its mean in each channel: 1 for white v, large for smooth v on large
+        images. The tiles of :mod:`wassersmooth.geometry.stencil` keep the actual error below this bound.
+        """
+        centered = v - v.mean((-2, -1), keepdim=True)
+        return _dot(self.diagonal() * centered, centered) / self.quad(v)
+
+    def diagonal(self) -> Tensor:
+        """(u s + w*u)/2, plus the mass term."""
+        s = self.graph.degrees(self.u)
+        return (self.u * s + self.graph.neighbor_sum(self.u)) / 2 + self.mass
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """sum over edges of sqrt(w_ij (u_i + u_j)/2) z_ij (e_i - e_j), z white: covariance exactly L(x), no factorization."""
+        xi = torch.zeros_like(self.u)
+        for offset, weight in self.graph.weighted_offsets(self.u):
+            u_i, u_j = edge_ends(self.u, offset)
+            conductance = weight * (u_i + u_j) / 2
+            open_edge = conductance > 0  # the root has no derivative at zero, and a closed edge carries no noise
+            root = torch.where(open_edge, conductance, 1.0).sqrt() * open_edge
+            flow = root * standard_normal(root.shape, root, generator)
+            xi = xi + spread_to_ends(flow, -flow, offset)
+        if self.mass:
+            xi = xi + self.mass**0.5 * standard_normal(xi.shape, xi, generator)
+        return xi
+
+    def as_matrix(self) -> Tensor:
+        blocks = self.channel_matrices()
+        batch, channels, pixels = blocks.shape[:3]
+        matrix = blocks.new_zeros(batch, channels, pixels, channels, pixels)
+        for channel in range(channels):
+            matrix[:, channel, :, channel, :] = blocks[:, channel]
+        return matrix.reshape(batch, channels * pixels, channels * pixels)
+
+    def channel_matrices(self) -> Tensor:
+        """The dense matrix of each channel, from the piecewise definition. # shape: (B, C, HW, HW)"""
+        height, width = self.graph.height, self.graph.width
+        index = torch.arange(height * width, device=self.u.device).reshape(height, width)
+        entries, rows, columns = [], [], []
+        for offset, weight in self.graph.weighted_offsets(self.u):
+            (i, j), (u_i, u_j) = edge_ends(index, offset), edge_ends(self.u, offset)
+            entries.append((-weight * (u_i + u_j) / 2).flatten(2))
+            rows.append(i.flatten())
+            columns.append(j.flatten())
+        upper = self.u.new_zeros(*self.u.shape[:2], height * width, height * width)
+        upper[..., torch.cat(rows), torch.cat(columns)] = torch.cat(entries, -1)
+        return upper + upper.mT + torch.diag_embed(self.diagonal().flatten(2))
+
+    @torch.no_grad()
+    def solve(self, b: Tensor) -> Tensor:
+        """L^+ b by preconditioned conjugate gradients in float64. Not differentiable."""
+        _checks.like("b", b, self.x)
+        _checks.finite("b", b)
+        operator = self._double()
+        parts = None if self.mass else operator.parts()
+        tolerance = 1e-13 if b.dtype == torch.float64 else 1e-9
+        solution = krylov.conjugate_gradients(operator.mv, b.double(), operator.diagonal(), parts, tolerance)
+        return solution.to(b.dtype)
+
+    @torch.no_grad()
+    def norm_sq(self, xi: Tensor) -> Tensor:
+        """xi' L^+ xi; infinite where a connected component's mass changes (by more than 1e-9 or, in float32, 1e-5 of
+        what moves in it). Not differentiable."""
+        length = _dot(xi, self.solve(xi))
+        if self.mass:
+            return length
+        parts = self._double().parts()
+        change, moved = parts.sums(xi.double()).abs(), parts.sums(xi.double().abs())
+        tolerance = 1e-9 if xi.dtype == torch.float64 else 1e-5
+        outside = (change > tolerance * moved).flatten(1).any(1)
+        return torch.where(outside, torch.inf, length)
+
+    def logdet(self) -> Tensor:
+        """By Cholesky, after adding the projection on the kernel, whose eigenvalues turn from 0 to 1."""
+        matrices = self._double().channel_matrices()
+        if not self.mass:
+            matrices = matrices + self._parts_of_a_whole_image().kernel_projection()
+        pivots = torch.linalg.cholesky(matrices).diagonal(dim1=-2, dim2=-1)
+        value: Tensor = 2 * pivots.log().sum((-2, -1))
+        return value.to(self.x.dtype)
+
+    @torch.no_grad()
+    def logdet_estimate(self, probes: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Stochastic Lanczos quadrature on the operator scaled to unit diagonal, whose eigenvalues are in [0, 2]."""
+        _checks.positive_integer("probes", probes)
+        parts = None if self.mass else self._parts_of_a_whole_image()
+        operator = self._double()
+        value, error = krylov.logdet(operator.mv, operator.diagonal(), parts, probes, generator)
+        return value.to(self.x.dtype), error.to(self.x.dtype)
+
+    def parts(self) -> components.Parts:
+        """The connected components of the graph of edges that can carry mass."""
+        return components.connected(self.graph, self.u.detach())
+
+    def _parts_of_a_whole_image(self) -> components.Parts:
+        empty = (self.u.detach() == 0).flatten(2).all(-1).nonzero()
+        if len(empty):
+            image, channel = empty[0].tolist()
+            raise ValueError(
+                f"the log-determinant needs some mass in every channel; channel {channel} of image {image} is empty; "
+                "use Wasserstein(..., mass=...) with mass > 0, or add a little to the image"
+            )
+        return self._double().parts()
+
+    def _double(self) -> WeightedLaplacian:
+        return WeightedLaplacian(self.graph, self.x.double(), self.u.double(), self.mass)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum((1, 2, 3))

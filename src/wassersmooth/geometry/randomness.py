@@ -1,0 +1,20 @@
+"""Random tensors, drawn where the generator lives, so that one seed gives the same numbers on every device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def standard_normal(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """White noise in the dtype and on the device of ``like``."""
+    return torch.randn(shape, dtype=like.dtype, device=_source(like, generator), generator=generator).to(like.device)
+
+
+def random_signs(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """+1 and -1 with equal odds in the dtype and on the device of ``like``: probes for traces."""
+    return 2 * torch.randint(0, 2, shape, device=_source(like, generator), generator=generator).to(like) - 1
+
+
+def _source(like: Tensor, generator: torch.Generator | None) -> torch.device:
+    return like.device if generator is None else generator.device

@@ -1,0 +1,210 @@
+"""The two bilinear maps of the weighted Laplacian, fast and differentiable to any order.
+
+With ``A(u) = sum over edges w_ij (u_i + u_j)/2 (e_i - e_j)(e_i - e_j)'``, the paper's L(x) for u = x/d,
+
+    apply(u, v)         = A(u) v
+    carre_du_champ(p, q)_k = p' A(e_k) q = (1/2) sum_j w_kj (p_k - p_j)(q_k - q_j)
+
+so that ``v' A(u) v = sum_k u_k carre_du_champ(v, v)_k``. They are each other's derivatives: the adjoint of ``apply`` in v is
+``apply``, in u it is ``carre_du_champ``, and both adjoints of ``carre_du_champ`` are ``apply``. Autograd is told so once,
+below, and every derivative of any order is one of the two again, at the cost of a few neighbor sums.
+
+Both expand the differences into neighbor sums (maths section 3),
+
+    carre = (1/2) [s p q - p (w*q) - q (w*p) + w*(p q)],      A(u) v = (1/2) [u (s v - w*v) + (w*u) v - w*(u v)],
+
+which costs the same for every radius but loses digits where v is large against its differences. Constants do not matter
+(A kills them), so the image is cut into tiles of a few radii, each with a halo of one radius, and each tile's own mean is
+subtracted first: exact algebra that keeps float32 at the accuracy of the loop over edges, on small and large images.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
+
+
+def apply(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+    """A(u) v. # shape: (B, C, H, W), both and the result"""
+    if graph.learned:
+        return apply_by_edges(graph, u, v)
+    if torch.compiler.is_compiling():
+        return _apply_kernel(graph, u, v)
+    result: Tensor = _Apply.apply(graph, u, v)  # type: ignore[no-untyped-call]
+    return result
+
+
+def carre_du_champ(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
+    """(1/2) sum_j w_kj (p_k - p_j)(q_k - q_j). # shape: (B, C, H, W), both and the result"""
+    if graph.learned:
+        return carre_du_champ_by_edges(graph, p, q)
+    if torch.compiler.is_compiling():
+        return _carre_kernel(graph, p, q)
+    result: Tensor = _CarreDuChamp.apply(graph, p, q)  # type: ignore[no-untyped-call]
+    return result
+
+
+def apply_by_edges(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+    """A(u) v by a loop over the relations: the slow twin, and the way to gradients in the weights."""
+    total = torch.zeros_like(v)
+    for offset, weight in graph.weighted_offsets(v):
+        (u_i, u_j), (v_i, v_j) = edge_ends(u, offset), edge_ends(v, offset)
+        flow = weight * (u_i + u_j) / 2 * (v_i - v_j)
+        total = total + spread_to_ends(flow, -flow, offset)
+    return total
+
+
+def carre_du_champ_by_edges(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
+    """The carre du champ by a loop over the relations: the slow twin, and the way to gradients in the weights."""
+    total = torch.zeros_like(p)
+    for offset, weight in graph.weighted_offsets(p):
+        (p_i, p_j), (q_i, q_j) = edge_ends(p, offset), edge_ends(q, offset)
+        product = weight / 2 * (p_i - p_j) * (q_i - q_j)
+        total = total + spread_to_ends(product, product, offset)
+    return total
+
+
+def _apply_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+    tiles = _Tiling(graph)
+    s, u, v = tiles.degrees(v), tiles.cut(u), tiles.cut_centered(v)
+    sum_u, sum_v, sum_uv = tiles.sum(u), tiles.sum(v), tiles.sum(u * v)
+    u, v = tiles.core(u), tiles.core(v)
+    return tiles.join((u * torch.addcmul(sum_v, s, v, value=-1)).neg_().add_(sum_u.mul_(v).sub_(sum_uv)).div_(2))
+
+
+def _carre_kernel(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
+    tiles = _Tiling(graph)
+    s = tiles.degrees(p)
+    if p is q:
+        p = tiles.cut_centered(p)
+        sum_p, sum_pp = tiles.sum(p), tiles.sum(p * p)
+        p = tiles.core(p)
+        return tiles.join(sum_p.mul_(-2).addcmul_(s, p).mul_(p).add_(sum_pp).div_(2))
+    p, q = tiles.cut_centered(p), tiles.cut_centered(q)
+    sum_p, sum_q, sum_pq = tiles.sum(p), tiles.sum(q), tiles.sum(p * q)
+    p, q = tiles.core(p), tiles.core(q)
+    return tiles.join((p * (s * q - sum_q) + (sum_pq - q * sum_p)) / 2)
+
+
+class _Tiling:
+    """Cuts fields into equal tiles, each with a halo that reaches its pixels' neighbors.
+
+    An image of one tile stays as it is, (B, C, H, W). Otherwise tiles are (B, C, rows, columns, h, w), h and w with halo.
+    """
+
+    def __init__(self, graph: PixelGraph) -> None:
+        self.graph = graph
+        self.height, self.width = graph.height, graph.width
+        side = max(32, 8 * graph.radius)
+        self.rows, self.columns = -(-self.height // side), -(-self.width // side)  # rounded up
+        self.single = self.rows == self.columns == 1
+        self.tile_height, self.tile_width = -(-self.height // self.rows), -(-self.width // self.columns)
+
+    def degrees(self, like: Tensor) -> Tensor:
+        """s as the stencil counts it, in tiles without halo."""
+        return self.core(self.cut((self.graph.degrees(like) + self.graph.stencil.center)[None, None]))
+
+    def sum(self, tiles: Tensor) -> Tensor:
+        """The sum over neighbors, for the tiles without their halo."""
+        return self.graph.stencil(tiles, bordered=not self.single)
+
+    def cut(self, field: Tensor) -> Tensor:
+        """Tiles with halo; zero outside the image."""
+        if self.single:
+            return field
+        above, left = self.graph.stencil.rows, self.graph.stencil.columns
+        below = above + self.rows * self.tile_height - self.height
+        right = left + self.columns * self.tile_width - self.width
+        bands = F.pad(field, (left, right, above, below)).unfold(-2, self.tile_height + 2 * above, self.tile_height)
+        return bands.unfold(-2, self.tile_width + 2 * left, self.tile_width)
+
+    def cut_centered(self, field: Tensor) -> Tensor:
+        """Tiles with halo, each less the mean of its own pixels; zero outside the image still."""
+        if self.single:
+            return field - field.mean((-2, -1), keepdim=True)
+        tiles = self.cut(field)
+        inside = self.cut(torch.ones(1, 1, self.height, self.width, dtype=field.dtype, device=field.device))
+        mean = self.core(tiles).sum((-2, -1), keepdim=True) / self.core(inside).sum((-2, -1), keepdim=True)
+        return (tiles - mean) * inside
+
+    def core(self, tiles: Tensor) -> Tensor:
+        """The tiles without their halo."""
+        if self.single:
+            return tiles
+        above, left = self.graph.stencil.rows, self.graph.stencil.columns
+        return tiles[..., above : above + self.tile_height, left : left + self.tile_width]
+
+    def join(self, cores: Tensor) -> Tensor:
+        """Puts tiles without halo together to an image."""
+        if self.single:
+            return cores
+        joined = cores.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
+        return joined[..., : self.height, : self.width]
+
+
+class _Apply(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+        return _apply_kernel(graph, u, v)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.graph, u, v = inputs
+        ctx.save_for_backward(u, v)
+        ctx.save_for_forward(u, v)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        u, v = ctx.saved_tensors
+        to_u = carre_du_champ(ctx.graph, v, gradient) if ctx.needs_input_grad[1] else None
+        to_v = apply(ctx.graph, u, gradient) if ctx.needs_input_grad[2] else None
+        return None, to_u, to_v
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, u_tangent: Tensor | None, v_tangent: Tensor | None) -> Tensor:
+        return _product_rule(apply, ctx, u_tangent, v_tangent)
+
+
+class _CarreDuChamp(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
+        return _carre_kernel(graph, p, q)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.graph, p, q = inputs
+        ctx.save_for_backward(p, q)
+        ctx.save_for_forward(p, q)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        p, q = ctx.saved_tensors
+        to_p = apply(ctx.graph, gradient, q) if ctx.needs_input_grad[1] else None
+        if p is q:  # the same tensor twice: the two adjoints are equal
+            return None, to_p, to_p
+        to_q = apply(ctx.graph, gradient, p) if ctx.needs_input_grad[2] else None
+        return None, to_p, to_q
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, p_tangent: Tensor | None, q_tangent: Tensor | None) -> Tensor:
+        return _product_rule(carre_du_champ, ctx, p_tangent, q_tangent)
+
+
+def _product_rule(bilinear: Any, ctx: Any, first_tangent: Tensor | None, second_tangent: Tensor | None) -> Tensor:
+    first, second = ctx.saved_tensors
+    terms: list[Tensor] = []
+    if first_tangent is not None:
+        terms.append(bilinear(ctx.graph, first_tangent, second))
+    if second_tangent is not None:
+        terms.append(bilinear(ctx.graph, first, second_tangent))
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]

@@ -1,0 +1,38 @@
+"""Fixtures of the whole suite."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# Every process of `pytest -n` has its own torch; more threads than cores would only slow the small kernels down.
+torch.set_num_threads(1)
+
+# Machines in CI replay the same examples, so that a red build is about the change; a developer's machine keeps looking.
+settings.register_profile(
+    "default", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def _devices() -> list[str]:
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+@pytest.fixture(scope="session", params=_devices())
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def seeded(device: str) -> Callable[[int], torch.Generator]:
+    """A maker of generators on the device of the test: `seeded(3)` twice gives the same numbers twice."""
+    return lambda seed: torch.Generator(device=device).manual_seed(seed)
+
+
+@pytest.fixture
+def generator(seeded: Callable[[int], torch.Generator]) -> torch.Generator:
+    return seeded(0)

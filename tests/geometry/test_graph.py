@@ -1,0 +1,154 @@
+"""PixelGraph: relations, weights, node volumes, and being a value."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import wassersmooth as ws
+from tests import oracles
+from tests.compare import assert_matches
+from tests.operator_case import WASSERSTEIN_CASES, OperatorCase, lopsided, over
+
+
+@pytest.mark.parametrize("neighborhood", ["square", "disk"])
+@pytest.mark.parametrize("radius", [1, 2, 3, 4, 8])
+def test_relations_are_the_representatives_in_row_order(radius: int, neighborhood: str) -> None:
+    graph = ws.PixelGraph.grid(32, 32, radius, neighborhood=neighborhood)
+    assert isinstance(graph.relations, tuple)
+    assert [(dy, dx) for dy, dx, _ in graph.relations] == oracles.representatives(radius, neighborhood)
+    assert all(float(weight) == 1.0 for _, _, weight in graph.relations)
+
+
+@pytest.mark.parametrize(("radius", "count"), [(2, 12), (4, 40), (8, 144)])
+def test_number_of_relations_of_the_paper(radius: int, count: int) -> None:
+    assert len(ws.PixelGraph.grid(32, 32, radius).relations) == count
+
+
+@pytest.mark.parametrize("neighborhood", ["square", "disk"])
+def test_gaussian_weight_has_half_the_radius_as_its_deviation(neighborhood: str) -> None:
+    for dy, dx, weight in ws.PixelGraph.grid(9, 9, 4, neighborhood=neighborhood, weight="gaussian").relations:
+        assert float(weight) == pytest.approx(np.exp(-(dy**2 + dx**2) / (2 * 2.0**2)), rel=1e-12)
+
+
+def test_weight_function_is_called_at_representatives_only() -> None:
+    called = []
+
+    def weight(dy: int, dx: int) -> float:
+        called.append((dy, dx))
+        return lopsided(dy, dx)
+
+    graph = ws.PixelGraph.grid(8, 8, 2, weight=weight)
+    assert set(called) == set(oracles.representatives(2, "square"))
+    for dy, dx, value in graph.relations:
+        assert float(value) == pytest.approx(lopsided(dy, dx), rel=1e-12)
+
+
+def test_weight_tensor_is_taken_in_the_order_of_the_relations() -> None:
+    weights = torch.arange(1.0, 13.0, dtype=torch.float64)
+    graph = ws.PixelGraph.grid(8, 8, 2, weight=weights)
+    assert [float(weight) for *_, weight in graph.relations] == weights.tolist()
+
+
+@over(WASSERSTEIN_CASES)
+def test_node_volumes(case: OperatorCase) -> None:
+    volumes = torch.as_tensor(case.graph().node_volumes)
+    expected = oracles.node_volumes(case.omega()).reshape(case.height, case.width)
+    assert_matches(volumes, expected, 1e-6 if volumes.dtype == torch.float32 else 1e-12)
+    assert float(volumes.double().sum()) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("radius", [4, 5, 50])
+def test_radius_beyond_the_image_gives_the_complete_graph(radius: int) -> None:
+    volumes = ws.PixelGraph.grid(4, 5, radius).node_volumes
+    assert_matches(volumes, np.full((4, 5), 1 / 20), 1e-6)
+
+
+def test_attributes() -> None:
+    graph = ws.PixelGraph.grid(6, 7, radius=2, neighborhood="disk")
+    assert (graph.height, graph.width, graph.radius, graph.neighborhood) == (6, 7, 2, "disk")
+    assert tuple(graph.node_volumes.shape) == (6, 7)
+
+
+def test_repr_names_what_was_asked_for() -> None:
+    text = repr(ws.PixelGraph.grid(6, 7, radius=3, neighborhood="disk", weight="gaussian"))
+    for part in ("PixelGraph", "6", "7", "3", "disk", "gaussian"):
+        assert part in text
+    assert len(text) < 200, "a repr is a label, not a dump of all relations"
+
+
+@pytest.mark.parametrize("attribute", ["height", "radius", "relations", "neighborhood", "node_volumes"])
+def test_graph_is_immutable(attribute: str) -> None:
+    graph = ws.PixelGraph.grid(6, 7, 2)
+    with pytest.raises(AttributeError):
+        setattr(graph, attribute, 1)
+
+
+@pytest.mark.parametrize("weight", ["constant", "gaussian", "function", "tensor"])
+@pytest.mark.parametrize("clone", [copy.deepcopy, copy.copy, lambda g: pickle.loads(pickle.dumps(g))])
+def test_copies_are_the_same_graph(weight: str, clone: object) -> None:
+    case = OperatorCase(weight=weight, radius=2, neighborhood="disk")
+    graph = case.graph()
+    twin = clone(graph)  # type: ignore[operator]
+    assert repr(twin) == repr(graph)
+    assert [(dy, dx, float(w)) for dy, dx, w in twin.relations] == [(dy, dx, float(w)) for dy, dx, w in graph.relations]
+    x, v = case.images(), case.covectors()
+    torch.testing.assert_close(ws.Wasserstein(twin).cometric(x).mv(v), ws.Wasserstein(graph).cometric(x).mv(v))
+
+
+def test_a_graph_made_from_a_lambda_can_be_pickled() -> None:
+    """The function is called when the graph is made and need not survive it."""
+    graph = ws.PixelGraph.grid(5, 5, 1, weight=lambda dy, dx: 1.0 / (dy**2 + dx**2))
+    twin = pickle.loads(pickle.dumps(graph))
+    assert [float(w) for *_, w in twin.relations] == [float(w) for *_, w in graph.relations]
+
+
+def test_deep_copy_of_learned_weights_stays_learnable() -> None:
+    weights = torch.full((4,), 1.0, dtype=torch.float64, requires_grad=True)
+    twin = copy.deepcopy(ws.PixelGraph.grid(4, 4, 1, weight=weights))
+    x = torch.rand(1, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    value = ws.Wasserstein(twin, scale="paper").cometric(x).quad(x**2)
+    assert value.requires_grad
+    value.sum().backward()
+    assert weights.grad is None, "a deep copy shares nothing with the original"
+
+
+# The same matrix as every kind ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("neighborhood", ["square", "disk"])
+@pytest.mark.parametrize("radius", [1, 2, 7])
+@pytest.mark.parametrize("named", ["constant", "gaussian"])
+def test_named_weights_are_the_same_operator_as_function_and_tensor(named: str, radius: int, neighborhood: str) -> None:
+    case = OperatorCase(radius=radius, neighborhood=neighborhood, weight=named, height=5, width=6)
+    function = case.weight_function()
+    graph = case.graph()
+    tensor = torch.tensor([function(dy, dx) for dy, dx, _ in graph.relations], dtype=torch.float64)
+    x = case.images()
+    matrices = [
+        ws.Wasserstein(case.graph(weight)).cometric(x).as_matrix()
+        for weight in (named, lambda dy, dx: function(dy, dx), tensor)
+    ]
+    assert_matches(matrices[1], matrices[0], 1e-12)
+    assert_matches(matrices[2], matrices[0], 1e-12)
+
+
+def test_square_and_disk_are_the_same_operator_when_they_cover_the_image() -> None:
+    x = torch.rand(2, 2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    square, disk = (
+        ws.Wasserstein(ws.PixelGraph.grid(3, 4, 6, neighborhood=kind)).cometric(x).as_matrix()
+        for kind in ("square", "disk")
+    )
+    assert_matches(square, disk, 1e-12)
+
+
+def test_common_factor_of_the_weights_cancels_in_unit_scale_and_stays_in_paper_scale() -> None:
+    """u = x/s loses a factor of omega, and omega u gets it back: L/S is invariant. S and L_paper grow with it."""
+    x = torch.rand(1, 1, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    small, large = (ws.PixelGraph.grid(4, 5, 2, weight=lambda dy, dx, c=c: c * lopsided(dy, dx)) for c in (1.0, 7.0))
+    unit = [ws.Wasserstein(graph).cometric(x).as_matrix() for graph in (small, large)]
+    paper = [ws.Wasserstein(graph, scale="paper").cometric(x).as_matrix() for graph in (small, large)]
+    assert_matches(unit[1], unit[0], 1e-12)
+    assert_matches(paper[1], 7 * paper[0], 1e-12)

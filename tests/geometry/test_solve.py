@@ -1,0 +1,287 @@
+"""solve, norm_sq, logdet and logdet_estimate against dense pseudo-inverses; images that cut the graph."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+import wassersmooth as ws
+from tests import oracles, strategies
+from tests.compare import assert_each_matches, assert_matches, to_numpy
+from tests.operator_case import CASES, OperatorCase, over
+
+Array = np.ndarray
+
+# Conjugate gradients stop at a residual, so the answer is as good as that residual times the condition number.
+SOLVE_TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3}
+
+# Two lit pixels far apart with four neighbors each: rank 8 of 64 (maths.md h).
+TWO_LIGHTS = OperatorCase(height=8, width=8, neighborhood="disk", batch=1)
+
+
+def two_lights(dtype: torch.dtype = torch.float64, device: str = "cpu") -> Tensor:
+    x = torch.zeros(1, 1, 8, 8, dtype=dtype, device=device)
+    x[0, 0, 2, 2], x[0, 0, 5, 5] = 0.8, 0.3
+    return x
+
+
+def pseudo_inverses(case: OperatorCase, x: Tensor) -> Array:
+    bases = case.range_bases(x)
+    return np.stack([oracles.pseudo_inverse(L, V) for L, V in zip(case.matrices(x), bases, strict=True)])
+
+
+def in_range(case: OperatorCase, x: Tensor, v: Tensor) -> Tensor:
+    """Orthogonal projection of v on the range of L(x)."""
+    projected = [V @ (V.T @ b) for V, b in zip(case.range_bases(x), to_numpy(v.flatten(1)), strict=True)]
+    return torch.tensor(np.stack(projected)).reshape(v.shape).to(v)
+
+
+@over(CASES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+class TestEveryKind:
+    def test_solve_is_the_pseudo_inverse(self, case: OperatorCase, dtype: torch.dtype, device: str) -> None:
+        """b is arbitrary: what lies outside the range is removed, component by component."""
+        x, b = case.images(dtype, device), case.covectors(dtype, device)
+        solution = case.metric().cometric(x).solve(b)
+        assert (solution.dtype, solution.device) == (x.dtype, x.device)
+        expected = np.einsum("bij,bj->bi", pseudo_inverses(case, x), to_numpy(b.flatten(1)))
+        assert_matches(solution, expected.reshape(case.shape), SOLVE_TOLERANCE[dtype])
+
+    def test_solve_after_mv_is_the_projection(self, case: OperatorCase, dtype: torch.dtype, device: str) -> None:
+        x, v = case.images(dtype, device), case.covectors(dtype, device)
+        cometric = case.metric().cometric(x)
+        assert_matches(cometric.solve(cometric.mv(v)), in_range(case, x, v), SOLVE_TOLERANCE[dtype])
+
+    def test_norm_sq(self, case: OperatorCase, dtype: torch.dtype, device: str) -> None:
+        x = case.images(dtype, device)
+        xi = in_range(case, x, case.covectors(dtype, device))
+        flat = to_numpy(xi.flatten(1))
+        expected = np.einsum("bi,bij,bj->b", flat, pseudo_inverses(case, x), flat)
+        norm_sq = case.metric().cometric(x).norm_sq(xi)
+        assert (norm_sq.dtype, norm_sq.device) == (x.dtype, x.device)
+        assert_each_matches(norm_sq, expected, SOLVE_TOLERANCE[dtype])
+
+    def test_norm_sq_of_mv_is_quad(self, case: OperatorCase, dtype: torch.dtype, device: str) -> None:
+        cometric, v = case.metric().cometric(case.images(dtype, device)), case.covectors(dtype, device)
+        assert_each_matches(cometric.norm_sq(cometric.mv(v)), cometric.quad(v), SOLVE_TOLERANCE[dtype])
+
+    def test_logdet(self, case: OperatorCase, dtype: torch.dtype, device: str) -> None:
+        x = case.images(dtype, device)
+        bases = case.range_bases(x)
+        expected = [oracles.logdet_positive(L, V) for L, V in zip(case.matrices(x), bases, strict=True)]
+        logdet = case.metric().cometric(x).logdet()
+        assert (logdet.dtype, logdet.device) == (x.dtype, x.device)
+        assert_matches(logdet, np.array(expected), {torch.float64: 1e-9, torch.float32: 1e-4}[dtype], unit=case.size)
+
+
+@given(case=strategies.operator_cases())
+def test_solve_after_mv_for_any_operator(case: OperatorCase, device: str) -> None:
+    x, v = case.images(device=device), case.covectors(device=device)
+    cometric = case.metric().cometric(x)
+    expected = in_range(case, x, v)
+    assert_matches(cometric.solve(cometric.mv(v)), expected, 1e-6, unit=float(expected.abs().max()) or 1.0)
+
+
+# Outside the range ---------------------------------------------------------------------------------------------------
+
+
+@over([case for case in CASES if case.mass == 0 and not case.euclidean])
+def test_norm_is_infinite_outside_the_range(case: OperatorCase, device: str) -> None:
+    x = case.images(device=device)
+    xi = in_range(case, x, case.covectors(device=device))
+    xi[0, 0, 0, 0] += 0.1
+    norm_sq = case.metric().cometric(x).norm_sq(xi)
+    assert norm_sq[0] == math.inf
+    assert torch.isfinite(norm_sq[1:]).all(), "one image outside the range says nothing about the others"
+
+
+@over([case for case in CASES if case.mass > 0])
+def test_with_mass_nothing_is_outside_the_range(case: OperatorCase, device: str) -> None:
+    x, xi = case.images(device=device), case.covectors(device=device)
+    flat = to_numpy(xi.flatten(1))
+    expected = [v @ np.linalg.solve(L, v) for v, L in zip(flat, case.matrices(x), strict=True)]
+    assert_each_matches(case.metric().cometric(x).norm_sq(xi), np.array(expected), 1e-7)
+
+
+@pytest.mark.parametrize(("dtype", "inside", "outside"), [(torch.float64, 1e-10, 1e-8), (torch.float32, 2e-6, 1e-4)])
+def test_threshold_of_the_range(dtype: torch.dtype, inside: float, outside: float, device: str) -> None:
+    """|sum xi| up to 1e-9 (float64) or 1e-5 (float32) of sum |xi| is rounding, more is mass that appears."""
+    case = OperatorCase(height=4, width=4, batch=1)
+    cometric = case.metric().cometric(case.images(dtype, device))
+    xi = torch.zeros(case.shape, dtype=dtype, device=device)
+    xi[0, 0, 1, 1], xi[0, 0, 2, 2] = 0.5, -0.5
+    for excess, finite in [(inside, True), (outside, False)]:
+        moved = xi.clone()
+        moved[0, 0, 1, 1] += excess
+        assert bool(torch.isfinite(cometric.norm_sq(moved))[0]) is finite
+
+
+class TestComponents:
+    """Zero pixels cut the graph; each component conserves its own mass."""
+
+    def test_moving_within_one_component(self, device: str) -> None:
+        x = two_lights(device=device)
+        xi = torch.zeros_like(x)
+        xi[0, 0, 2, 2], xi[0, 0, 2, 3] = -0.1, 0.1
+        flat = to_numpy(xi.flatten(1))[0]
+        expected = flat @ pseudo_inverses(TWO_LIGHTS, x)[0] @ flat
+        assert_each_matches(TWO_LIGHTS.metric().cometric(x).norm_sq(xi), np.array([expected]), 1e-8)
+
+    def test_moving_between_components_is_infinite_though_the_total_is_conserved(self, device: str) -> None:
+        x = two_lights(device=device)
+        xi = torch.zeros_like(x)
+        xi[0, 0, 2, 2], xi[0, 0, 5, 5] = -0.1, 0.1
+        assert TWO_LIGHTS.metric().cometric(x).norm_sq(xi).item() == math.inf
+
+    def test_small_component_beside_a_large_one(self, device: str) -> None:
+        """The threshold belongs to each component: 1e-6 of the whole may be all there is in one of them."""
+        x = two_lights(device=device)
+        xi = torch.zeros_like(x)
+        xi[0, 0, 2, 2], xi[0, 0, 2, 3] = -1.0, 1.0
+        xi[0, 0, 5, 5] = 1e-12
+        assert TWO_LIGHTS.metric().cometric(x).norm_sq(xi).item() == math.inf
+
+    def test_isolated_pixel(self, device: str) -> None:
+        x = two_lights(device=device)
+        xi = torch.zeros_like(x)
+        xi[0, 0, 2, 2], xi[0, 0, 0, 7] = -0.1, 0.1
+        assert TWO_LIGHTS.metric().cometric(x).norm_sq(xi).item() == math.inf
+
+    def test_zero_displacement_has_norm_zero(self, device: str) -> None:
+        x = two_lights(device=device)
+        assert TWO_LIGHTS.metric().cometric(x).norm_sq(torch.zeros_like(x)).item() == 0.0
+
+    def test_solve_is_the_pseudo_inverse(self, device: str) -> None:
+        x, b = two_lights(device=device), TWO_LIGHTS.covectors(device=device)
+        expected = pseudo_inverses(TWO_LIGHTS, x)[0] @ to_numpy(b.flatten(1))[0]
+        assert_matches(TWO_LIGHTS.metric().cometric(x).solve(b), expected.reshape(b.shape), 1e-8)
+
+    def test_logdet_is_over_the_positive_eigenvalues(self, device: str) -> None:
+        x = two_lights(device=device)
+        (V,), (L,) = TWO_LIGHTS.range_bases(x), TWO_LIGHTS.matrices(x)
+        assert V.shape[1] == 8
+        logdet = TWO_LIGHTS.metric().cometric(x).logdet()
+        assert_each_matches(logdet, np.array([oracles.logdet_positive(L, V)]), 1e-9)
+
+    def test_empty_image_moves_nothing(self, device: str) -> None:
+        x = torch.zeros(1, 1, 8, 8, dtype=torch.float64, device=device)
+        cometric = TWO_LIGHTS.metric().cometric(x)
+        xi = torch.zeros_like(x)
+        assert cometric.norm_sq(xi).item() == 0.0
+        assert torch.equal(cometric.solve(TWO_LIGHTS.covectors(device=device)), xi)
+        xi[0, 0, 3, 3], xi[0, 0, 3, 4] = 0.1, -0.1
+        assert cometric.norm_sq(xi).item() == math.inf
+
+
+def test_solve_on_a_large_image(device: str) -> None:
+    """No dense matrix is needed: 48 x 40 pixels, three channels."""
+    case = OperatorCase(height=48, width=40, radius=4, channels=3)
+    cometric, v = case.metric().cometric(case.images(device=device)), case.covectors(device=device)
+    assert_matches(cometric.solve(cometric.mv(v)), v - v.mean((2, 3), keepdim=True), 1e-6)
+
+
+def test_solve_across_eight_decades_of_brightness(device: str) -> None:
+    case = OperatorCase(height=6, width=6, batch=1)
+    x = case.images(device=device)
+    x[..., :, :3] *= 1e-8
+    b = in_range(case, x, case.covectors(device=device))
+    cometric = case.metric().cometric(x)
+    assert_matches(cometric.mv(cometric.solve(b)), b, 1e-6)
+
+
+def test_norm_sq_is_the_graph_benamou_brenier_distance(device: str) -> None:
+    """On a path of four pixels: d^2 = eps^2 xi' L(middle)^+ xi (1 + O(eps^2)), with the constant exactly one."""
+    case = OperatorCase(height=1, width=4, batch=1, scale="paper")
+    x, xi = np.array([0.4, 0.3, 0.2, 0.1]), np.array([-1.0, 0.5, -0.3, 0.8])
+    errors = []
+    for eps in (0.04, 0.02):
+        middle, step = (torch.tensor(a, device=device).reshape(1, 1, 1, 4) for a in (x + eps * xi / 2, eps * xi))
+        norm_sq = case.metric().cometric(middle).norm_sq(step).item()
+        errors.append(oracles.benamou_brenier_distance_sq(case.chart(), x, x + eps * xi) / norm_sq - 1)
+    assert abs(errors[1]) < 1e-3
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
+
+
+# Log-determinant -----------------------------------------------------------------------------------------------------
+
+
+@given(case=strategies.conserving_cases())
+def test_euler_identity_of_logdet(case: OperatorCase, device: str) -> None:
+    """L is linear in x: logdet(c x) = logdet(x) + rank log c."""
+    x = case.images(device=device)
+    rank = np.array([float(V.shape[1]) for V in case.range_bases(x)])
+    difference = case.metric().cometric(3.0 * x).logdet() - case.metric().cometric(x).logdet()
+    assert_matches(difference, rank * math.log(3.0), 1e-8, unit=case.size)
+
+
+ESTIMATED = [
+    OperatorCase(height=6, width=7, radius=2, channels=2),
+    OperatorCase(height=6, width=6, radius=2, neighborhood="disk", weight="gaussian", scale="paper", batch=1),
+    OperatorCase(height=6, width=6, mass=0.3, batch=1),
+    OperatorCase(height=6, width=6, neighborhood="disk", dark="half", batch=1),
+]
+
+
+@over(ESTIMATED)
+def test_logdet_estimate_is_right_within_its_standard_error(
+    case: OperatorCase, device: str, seeded: Callable[[int], torch.Generator]
+) -> None:
+    """Scores of twenty seeds: none absurd, and their spread neither boastful nor timid."""
+    cometric = case.metric().cometric(case.images(device=device))
+    exact, scores = cometric.logdet(), []
+    for seed in range(20):
+        value, standard_error = cometric.logdet_estimate(32, generator=seeded(seed))
+        assert value.shape == standard_error.shape == (case.batch,)
+        assert (standard_error > 0).all()
+        scores.append(to_numpy((value - exact) / standard_error))
+    assert np.abs(scores).max() < 5.5
+    assert 0.5 < np.sqrt(np.mean(np.square(scores))) < 1.7
+
+
+def test_more_probes_make_the_estimate_sharper(device: str, seeded: Callable[[int], torch.Generator]) -> None:
+    case = ESTIMATED[0]
+    cometric = case.metric().cometric(case.images(device=device))
+    errors = [cometric.logdet_estimate(probes, generator=seeded(0))[1] for probes in (16, 256)]
+    ratio = to_numpy(errors[0] / errors[1])
+    assert (ratio > 2).all()
+    assert (ratio < 8).all()
+
+
+def test_logdet_estimate_is_reproducible(device: str, seeded: Callable[[int], torch.Generator]) -> None:
+    case = ESTIMATED[0]
+    cometric = case.metric().cometric(case.images(device=device))
+    first, again, other = (cometric.logdet_estimate(8, generator=seeded(seed))[0] for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("method", ["logdet", "logdet_estimate"])
+def test_empty_channel_has_no_logdet(method: str, device: str) -> None:
+    case = OperatorCase(channels=3)
+    x = case.images(device=device)
+    x[1, 2] = 0.0
+    arguments = (8,) if method == "logdet_estimate" else ()
+    with pytest.raises(ValueError, match=r"(?i)empty|mass"):
+        getattr(case.metric().cometric(x), method)(*arguments)
+
+
+def test_empty_channel_with_mass_has_one(device: str) -> None:
+    case = replace(OperatorCase(channels=2, batch=1), mass=0.5)
+    x = case.images(device=device)
+    x[0, 1] = 0.0
+    expected = np.linalg.slogdet(case.matrices(x)[0])[1]
+    assert_each_matches(case.metric().cometric(x).logdet(), np.array([expected]), 1e-10)
+
+
+def test_euclidean(device: str) -> None:
+    x = torch.zeros(2, 1, 3, 3, dtype=torch.float64, device=device)
+    cometric = ws.Euclidean().cometric(x)
+    assert torch.equal(cometric.logdet(), torch.zeros(2, dtype=torch.float64, device=device))
+    value, standard_error = cometric.logdet_estimate(4)
+    assert torch.equal(value, torch.zeros_like(value))
+    assert torch.equal(standard_error, torch.zeros_like(value))
