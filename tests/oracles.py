@@ -258,7 +258,7 @@ def christoffel(chart: Chart, x: Array, a: Array, b: Array) -> Array:
 
 
 def geodesic(chart: Chart, x: Array, v: Array, times: Sequence[float]) -> Array:
-    """Points of the geodesic from x with velocity v at the given times (not 0): y'' + Gamma(y', y') = 0, (len(times), N)."""
+    """The geodesic from x with velocity v at the given times (not 0), (len(times), N): y'' + Gamma(y', y') = 0."""
     V = chart.V
     k = V.shape[1]
 
