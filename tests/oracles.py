@@ -165,9 +165,7 @@ def _relations_of(relations: Sequence[tuple[int, int, float]], x: Array) -> list
 # The cometric of the library: channels, scale, mass, uniform ---------------------------------------------------------
 
 
-def cometric_matrix(
-    omega: Array, image: Array, *, scale: str = "unit", mass: float = 0.0, uniform: bool = False
-) -> Array:
+def cometric_matrix(omega: Array, image: Array, *, scale: str = "unit", mass: float = 0.0, uniform: bool = False) -> Array:
     """L of one (C, H, W) image as (N, N): channels are disjoint copies of the graph, each with d summing to 1."""
     blocks = []
     for channel in image.reshape(image.shape[0], -1):

@@ -33,7 +33,7 @@ def simplex_chart(omega: Array) -> oracles.Chart:
     return oracles.Chart(lambda x: oracles.laplacian_piecewise(omega, x), V)
 
 
-def div_L(omega: Array) -> Array:
+def divergence(omega: Array) -> Array:
     """(div L)_k = sum_j d_j L_jk, with L linear in x: the sum of the j-th rows of L(e_j)."""
     basis = np.eye(len(omega))
     return sum(oracles.laplacian_piecewise(omega, basis[j])[j] for j in range(len(omega)))
@@ -151,15 +151,15 @@ def test_grad_logdet_by_resistances_and_euler(omega: Array) -> None:
 
 
 @every_graph
-def test_div_L_closed_form(omega: Array) -> None:
+def test_divergence_closed_form(omega: Array) -> None:
     s, S = oracles.degrees(omega), oracles.total_degree(omega)
-    assert_matches(div_L(omega), S / 2 * (1 - omega @ (1 / s)), 1e-12, unit=S)
+    assert_matches(divergence(omega), S / 2 * (1 - omega @ (1 / s)), 1e-12, unit=S)
 
 
-def test_div_L_vanishes_on_the_complete_graph_only() -> None:
+def test_divergence_vanishes_on_the_complete_graph_only() -> None:
     complete = oracles.adjacency(4, 4, 3, "square", oracles.constant_weight)
-    assert np.abs(div_L(complete)).max() < 1e-10 * oracles.total_degree(complete)
-    assert np.abs(div_L(GRAPHS["4x4 square1"])).max() > 0.01 * oracles.total_degree(GRAPHS["4x4 square1"])
+    assert np.abs(divergence(complete)).max() < 1e-10 * oracles.total_degree(complete)
+    assert np.abs(divergence(GRAPHS["4x4 square1"])).max() > 0.01 * oracles.total_degree(GRAPHS["4x4 square1"])
 
 
 @every_graph
@@ -169,7 +169,7 @@ def test_laplace_beltrami_definition_is_the_corrected_form(omega: Array) -> None
     trace = np.trace(L @ field.hessian(x))
     volume = -0.5 * g @ L @ grad_logdet(omega, x)
     definition = oracles.laplace_beltrami(chart, field.gradient, x)
-    assert definition == pytest.approx(trace + div_L(omega) @ g + volume, rel=1e-10)
+    assert definition == pytest.approx(trace + divergence(omega) @ g + volume, rel=1e-10)
     assert abs(definition - (trace + volume)) > 1e-3 * abs(definition)  # the printed formula is another number
 
 
@@ -179,9 +179,7 @@ def test_christoffel_definition_is_the_printed_form(omega: Array) -> None:
     x, chart = positive(omega), simplex_chart(omega)
     a, b = (v - v.mean() for v in rng.standard_normal((2, len(x))))
 
-    def L(p: Array) -> Array:
-        return oracles.laplacian_piecewise(omega, p)
-
+    L = chart.cometric
     pinv = oracles.pseudo_inverse(L(x), chart.V)
     alpha, beta = pinv @ a, pinv @ b
     d = oracles.node_volumes(omega)

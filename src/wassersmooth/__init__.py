@@ -1,5 +1,8 @@
 """Wasserstein smoothness for PyTorch."""
 
+from wassersmooth.geometry import calculus as calculus
+from wassersmooth.geometry import transport as transport
 from wassersmooth.geometry.graph import PixelGraph as PixelGraph
 from wassersmooth.geometry.metrics import Euclidean as Euclidean
 from wassersmooth.geometry.metrics import Wasserstein as Wasserstein
+from wassersmooth.normalized import Normalized as Normalized

@@ -122,3 +122,49 @@ def _plain(value: object) -> object:
 def _first_not_finite(tensor: Tensor) -> str:
     bad = ~torch.isfinite(tensor)
     return f"{tensor[bad].flatten()[0].item()} ({int(bad.sum())} of {tensor.numel()} values)"
+
+
+def pixels(name: str, images: Tensor) -> None:
+    """Images whose values are in [0, 1]: the box that every attack in pixel units stays in."""
+    masses(name, images)
+    if values_are_visible(images) and float(images.detach().max()) > 1:
+        raise ValueError(
+            f"{name} must be in [0, 1]; got a maximum of {float(images.detach().max()):.6g}; "
+            "divide 8-bit images by 255, and put the normalization inside the model (wassersmooth.Normalized)"
+        )
+
+
+def class_labels(received: object, images: Tensor) -> None:
+    """One class index per image, on the device of the images."""
+    expected = f"an integer tensor of shape ({len(images)},), one class index per image"
+    if not isinstance(received, Tensor):
+        raise ValueError(f"labels must be {expected}; got {type(received).__name__}")
+    if received.shape != (len(images),) or received.dtype != torch.int64:
+        remedy = "; convert with .long()" if received.shape == (len(images),) and not received.is_floating_point() else ""
+        raise ValueError(f"labels must be {expected} (int64); got {tuple(received.shape)} of {received.dtype}{remedy}")
+    if received.device != images.device:
+        raise ValueError(f"labels must be on the device of the images, {images.device}; got {received.device}")
+
+
+def logits(received: object, images: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Outputs of a classifier: finite scores ``(B, K)`` for K >= 2 classes, with every label among the classes."""
+    if not isinstance(received, Tensor) or received.dim() != 2 or len(received) != len(images) or received.shape[1] < 2:
+        got = tuple(received.shape) if isinstance(received, Tensor) else type(received).__name__
+        raise ValueError(f"the model must return scores of shape ({len(images)}, classes >= 2), one row per image; got {got}")
+    finite("the model's outputs", received)
+    if labels is not None and values_are_visible(received, labels):
+        low, high = torch.aminmax(labels)
+        if bool((low < 0) | (high >= received.shape[1])):
+            raise ValueError(
+                f"labels must be class indices from 0 to {received.shape[1] - 1}, since the model has {received.shape[1]} "
+                f"outputs; got {int(low)} to {int(high)}"
+            )
+    return received
+
+
+def model_on(model: torch.nn.Module, images: Tensor) -> None:
+    """A model that has at least a part of itself where the images are (a model may span several devices)."""
+    devices = {tensor.device for group in (model.parameters(), model.buffers()) for tensor in group}
+    if devices and images.device not in devices:
+        found = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"the model is on {found} and the images are on {images.device}; move one with .to(...)")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class Replay:
@@ -45,7 +45,7 @@ def untouched(model: nn.Module, device: torch.device, frozen: bool = True) -> It
     before = Replay(model, device)
     modes = [(module, module.training) for module in model.modules()]
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    gradients: list[tuple[Tensor, Tensor | None]] = [(parameter, parameter.grad) for parameter in model.parameters()]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     if frozen:
         for parameter, _ in flags:
             parameter.requires_grad_(False)

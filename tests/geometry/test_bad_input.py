@@ -135,9 +135,7 @@ def test_graph_refuses(name: str) -> None:
     assert_explains(str(error.value))
 
 
-@pytest.mark.parametrize(
-    ("option", "known"), [({"neighborhood": "hexagon"}, "disk"), ({"weight": "triangle"}, "gaussian")]
-)
+@pytest.mark.parametrize(("option", "known"), [({"neighborhood": "hexagon"}, "disk"), ({"weight": "triangle"}, "gaussian")])
 def test_unknown_names_list_the_known_ones(option: dict[str, str], known: str) -> None:
     with pytest.raises(ValueError, match=known):
         grid(**option)()

@@ -119,9 +119,7 @@ def test_penalty_of_a_network_trains_the_network_and_the_graph(dtype: torch.dtyp
     """The use case: the gradient of g' L(x) g, g the input gradient of a loss, reaches parameters and weights."""
     case = OperatorCase(height=6, width=6, channels=2, radius=2, weight="tensor")
     torch.manual_seed(0)
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(2, 3, 3), torch.nn.Softplus(), torch.nn.Flatten(), torch.nn.Linear(48, 2)
-    )
+    network = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Softplus(), torch.nn.Flatten(), torch.nn.Linear(48, 2))
     network = network.to(device, dtype)
     weights = case.weight_tensor(dtype).to(device).requires_grad_()
     x = case.images(dtype, device).requires_grad_()

@@ -138,8 +138,7 @@ def test_named_weights_are_the_same_operator_as_function_and_tensor(named: str, 
 def test_square_and_disk_are_the_same_operator_when_they_cover_the_image() -> None:
     x = torch.rand(2, 2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     square, disk = (
-        ws.Wasserstein(ws.PixelGraph.grid(3, 4, 6, neighborhood=kind)).cometric(x).as_matrix()
-        for kind in ("square", "disk")
+        ws.Wasserstein(ws.PixelGraph.grid(3, 4, 6, neighborhood=kind)).cometric(x).as_matrix() for kind in ("square", "disk")
     )
     assert_matches(square, disk, 1e-12)
 

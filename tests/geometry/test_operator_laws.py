@@ -89,9 +89,7 @@ def test_samples_and_images_of_covectors_conserve_mass(case: OperatorCase, seed:
     cometric = case.metric().cometric(case.images(device=device))
     sample = cometric.sample(generator=torch.Generator(device=device).manual_seed(seed))
     for vector in (sample, cometric.mv(case.covectors(device=device))):
-        assert_matches(
-            vector.sum((2, 3)), torch.zeros(case.batch, case.channels), 1e-12, unit=float(vector.abs().sum())
-        )
+        assert_matches(vector.sum((2, 3)), torch.zeros(case.batch, case.channels), 1e-12, unit=float(vector.abs().sum()))
 
 
 @given(case=strategies.creating_cases(), seed=strategies.seeds)
@@ -117,9 +115,7 @@ def test_homogeneous_samples(case: OperatorCase, device: str) -> None:
     if case.mass > 0:
         return
     x = case.images(device=device)
-    one, four = (
-        case.metric().cometric(c * x).sample(generator=torch.Generator(device=device).manual_seed(7)) for c in (1, 4)
-    )
+    one, four = (case.metric().cometric(c * x).sample(generator=torch.Generator(device=device).manual_seed(7)) for c in (1, 4))
     assert_matches(four, 2 * one, 1e-12)
 
 

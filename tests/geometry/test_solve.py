@@ -231,22 +231,23 @@ ESTIMATED = [
 def test_logdet_estimate_is_right_within_its_standard_error(
     case: OperatorCase, device: str, seeded: Callable[[int], torch.Generator]
 ) -> None:
-    """Scores of twenty seeds: none absurd, and their spread neither boastful nor timid."""
-    cometric = case.metric().cometric(case.images(device=device))
-    exact, scores = cometric.logdet(), []
-    for seed in range(20):
-        value, standard_error = cometric.logdet_estimate(32, generator=seeded(seed))
-        assert value.shape == standard_error.shape == (case.batch,)
-        assert (standard_error > 0).all()
-        scores.append(to_numpy((value - exact) / standard_error))
+    """Thirty copies of an image, each with its own probes: no score is absurd, their spread neither large nor small."""
+    copies = 30
+    x = case.images(device=device)[:1]
+    exact = case.metric().cometric(x).logdet()
+    estimates = case.metric().cometric(x.expand(copies, *x.shape[1:])).logdet_estimate(32, generator=seeded(0))
+    value, standard_error = estimates
+    assert value.shape == standard_error.shape == (copies,)
+    assert (standard_error > 0).all()
+    scores = to_numpy((value - exact) / standard_error)
     assert np.abs(scores).max() < 5.5
-    assert 0.5 < np.sqrt(np.mean(np.square(scores))) < 1.7
+    assert 0.6 < np.sqrt(np.mean(np.square(scores))) < 1.6
 
 
 def test_more_probes_make_the_estimate_sharper(device: str, seeded: Callable[[int], torch.Generator]) -> None:
     case = ESTIMATED[0]
     cometric = case.metric().cometric(case.images(device=device))
-    errors = [cometric.logdet_estimate(probes, generator=seeded(0))[1] for probes in (16, 256)]
+    errors = [cometric.logdet_estimate(probes, generator=seeded(0))[1] for probes in (8, 128)]
     ratio = to_numpy(errors[0] / errors[1])
     assert (ratio > 2).all()
     assert (ratio < 8).all()

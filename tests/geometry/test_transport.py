@@ -71,35 +71,52 @@ def test_w2_in_one_dimension_is_the_distance_of_quantiles() -> None:
     assert ws.transport.w2(x, y).item() == pytest.approx(expected, rel=1e-8)
 
 
+def test_moving_all_channels_costs_what_moving_one_does() -> None:
+    """Channels are averaged, not added up: three pixels are three pixels, in gray and in color."""
+    x, y = blob(2, 2), blob(5, 6)
+    color = ws.transport.w2(torch.cat([x, x, 2 * x], 1), torch.cat([y, y, y], 1))
+    assert color.item() == pytest.approx(5.0, abs=1e-6)
+    one_of_two = ws.transport.w2(torch.cat([x, x], 1), torch.cat([y, x], 1))
+    assert one_of_two.item() == pytest.approx(np.sqrt(25 / 2), abs=1e-6)
+
+
 def test_interpolation_of_a_translation_is_a_shorter_translation(device: str) -> None:
     between = ws.transport.interpolate(blob(2, 1).to(device), blob(2, 7).to(device), 4.0, metric="w2")
-    assert_matches(between, blob(2, 5), 1e-6)
+    assert_matches(between, blob(2, 5), 2e-3)  # how far to go is found by bisection
 
 
-@pytest.mark.parametrize("metric", ["w2", "l2"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_interpolation_keeps_shape_mass_and_sign(metric: str, channels: int) -> None:
+def test_w2_interpolation_keeps_shape_mass_and_sign(channels: int) -> None:
     x, y = cloud(0, channels), 3 * cloud(1, channels)
-    between = ws.transport.interpolate(x, y, 0.2, metric=metric)
+    between = ws.transport.interpolate(x, y, 0.2)
     assert between.shape == x.shape
     assert between.dtype == x.dtype
-    assert (between >= -1e-12).all()
+    assert (between >= 0).all()
     assert_matches(between.sum((2, 3)), x.sum((2, 3)), 1e-9)
 
 
 @pytest.mark.parametrize("metric", ["w2", "l2"])
 def test_interpolation_at_distance_zero_is_the_source(metric: str) -> None:
     x, y = cloud(0), cloud(1)
-    assert_matches(ws.transport.interpolate(x, y, 0.0, metric=metric), x, 1e-9)
+    assert_matches(ws.transport.interpolate(x, y, 0.0, metric=metric), x, 1e-3)
 
 
-def test_l2_interpolation_lies_on_the_straight_line_at_the_distance() -> None:
-    x, y = cloud(0), cloud(1)
-    target = y * (x.sum((2, 3), keepdim=True) / y.sum((2, 3), keepdim=True))
+@pytest.mark.parametrize("channels", [1, 3])
+def test_l2_interpolation_lies_on_the_straight_line_at_the_distance(channels: int) -> None:
+    x, y = cloud(0, channels), cloud(1, channels)
     between = ws.transport.interpolate(x, y, 0.5, metric="l2")
+    length = (y - x).flatten(1).norm(dim=1)[:, None, None, None]
     assert_each_matches((between - x).flatten(1).norm(dim=1), torch.full((2,), 0.5), 1e-9)
-    direction = (target - x) / (target - x).flatten(1).norm(dim=1)[:, None, None, None]
-    assert_matches(between, x + 0.5 * direction, 1e-9)
+    assert_matches(between, x + 0.5 * (y - x) / length, 1e-9)
+
+
+@pytest.mark.parametrize("metric", ["w2", "l2"])
+def test_interpolation_ends_at_the_target_and_not_beyond(metric: str) -> None:
+    x, y = (blob(1, 1), blob(4, 5)) if metric == "w2" else (cloud(0)[:1], cloud(1)[:1])
+    length = float(ws.transport.w2(x, y)) if metric == "w2" else float((y - x).norm())
+    assert_matches(ws.transport.interpolate(x, y, length, metric=metric), y, 2e-3)
+    with pytest.raises(ValueError, match=f"{2 * length:.3g}"[:3]):
+        ws.transport.interpolate(x, y, 2 * length, metric=metric)
 
 
 def test_w2_interpolation_is_at_the_distance() -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from wassersmooth import _checks
-from wassersmooth.geometry.neighbor_sum import Box, Direct, NeighborSum, Separable, relation_sum
+from wassersmooth.geometry.neighbor_sum import Box, Direct, NeighborSum, Offsets, Separable, relation_sum
 
 WeightFunction = Callable[[int, int], float]
 
@@ -23,24 +24,32 @@ NEIGHBORHOODS = ("square", "disk")
 NAMED_WEIGHTS = ("constant", "gaussian")
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class PixelGraph:
     """A local, shift-invariant graph on the pixels of an image. Build it with :meth:`grid`. Immutable.
 
     Attributes:
         height, width: the size of the image.
         radius, neighborhood: the window that was asked for.
-        offsets: the representative ``(dy, dx)`` of each relation: dy > 0, or dy = 0 and dx > 0; in row order.
         weights: omega, one positive weight per relation, float64 unless a tensor was given. # shape: (R,)
+        weight_name: what the weights are called in a repr.
+        offsets: the representative ``(dy, dx)`` of each relation: dy > 0, or dy = 0 and dx > 0; in row order.
+        stencil: the cheapest way to sum over neighbors with these weights.
     """
 
-    def __init__(self, height: int, width: int, radius: int, neighborhood: str, weights: Tensor, weight_name: str) -> None:
-        self.height = height
-        self.width = width
-        self.radius = radius
-        self.neighborhood = neighborhood
-        self.weights = weights
-        self.weight_name = weight_name
-        self.offsets = _offsets(height, width, radius, neighborhood)
+    height: int
+    width: int
+    radius: int
+    neighborhood: str
+    weights: Tensor
+    weight_name: str
+    offsets: Offsets = field(init=False)
+    stencil: NeighborSum = field(init=False)
+    _cached_degrees: dict[tuple[torch.device, torch.dtype], Tensor] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "offsets", _offsets(self.height, self.width, self.radius, self.neighborhood))
+        object.__setattr__(self, "stencil", self._choose_stencil())
 
     @classmethod
     def grid(
@@ -103,23 +112,18 @@ class PixelGraph:
     def _degrees(self, device: torch.device) -> Tensor:
         return self.neighbor_sum(torch.ones(1, 1, self.height, self.width, dtype=torch.float64, device=device))[0, 0]
 
-    def neighbor_sum(self, field: Tensor) -> Tensor:
-        """``(w * field)_i = sum_j w_ij field_j`` over in-bounds neighbors. # shape: (..., H, W) -> the same"""
+    def neighbor_sum(self, values: Tensor) -> Tensor:
+        """``(w * values)_i = sum_j w_ij values_j`` over in-bounds neighbors. # shape: (..., H, W) -> the same"""
         if self.learned:
-            return relation_sum(self.weighted_offsets(field), field)
-        return self.stencil(field) - self.stencil.center * field
+            return relation_sum(self.weighted_offsets(values), values)
+        return self.stencil(values) - self.stencil.center * values
 
     def weighted_offsets(self, like: Tensor) -> list[tuple[tuple[int, int], Tensor]]:
         """Each relation's offset with its weight as a 0-d tensor, in the dtype and on the device of ``like``."""
         weights = self.weights.to(device=like.device, dtype=like.dtype)
         return list(zip(self.offsets, weights.unbind(), strict=True))
 
-    @cached_property
-    def _cached_degrees(self) -> dict[tuple[torch.device, torch.dtype], Tensor]:
-        return {}
-
-    @cached_property
-    def stencil(self) -> NeighborSum:
+    def _choose_stencil(self) -> NeighborSum:
         """The cheapest way to the neighbor sum for these weights."""
         reach = (min(self.radius, self.height - 1), min(self.radius, self.width - 1))
         if self.neighborhood == "square" and self.weight_name == "constant":
@@ -152,7 +156,7 @@ class PixelGraph:
 
 
 @lru_cache(maxsize=256)
-def _offsets(height: int, width: int, radius: int, neighborhood: str) -> tuple[tuple[int, int], ...]:
+def _offsets(height: int, width: int, radius: int, neighborhood: str) -> Offsets:
     """One offset for each pair {o, -o} that joins two pixels of the image (relations must be halved: see maths (f))."""
     rows, columns = min(radius, height - 1), min(radius, width - 1)
     return tuple(
@@ -168,7 +172,7 @@ def _gaussian(radius: int) -> WeightFunction:
     return lambda dy, dx: math.exp(-(dy * dy + dx * dx) / (2 * sigma * sigma))
 
 
-def _evaluate(weight: str | WeightFunction | Tensor, offsets: tuple[tuple[int, int], ...], radius: int) -> tuple[Tensor, str]:
+def _evaluate(weight: str | WeightFunction | Tensor, offsets: Offsets, radius: int) -> tuple[Tensor, str]:
     """The weights of the relations, and the name they go by in a repr."""
     if isinstance(weight, Tensor):
         _checks.weights(weight, len(offsets))

@@ -22,9 +22,18 @@ SCALES = ("unit", "paper")
 class Metric(ABC):
     """A Riemannian metric on images, given by its inverse L(x). # shape of x: (B, C, H, W)"""
 
-    @abstractmethod
     def cometric(self, x: Tensor) -> Cometric:
-        """L(x) at a batch of images."""
+        """L(x) at a batch of images, after checking them."""
+        self.check(x)
+        return self.evaluate(x)
+
+    @abstractmethod
+    def check(self, x: Tensor) -> None:
+        """Raises ValueError where the metric is not defined at x."""
+
+    @abstractmethod
+    def evaluate(self, x: Tensor) -> Cometric:
+        """L(x) without a look at the values of x."""
 
     @abstractmethod
     def derivative_mv(self, a: Tensor, v: Tensor) -> Tensor:
@@ -38,13 +47,19 @@ class Metric(ABC):
     def divergence(self, x: Tensor) -> Tensor:
         """``sum_j dL_jk/dx_j``. # shape: as x"""
 
+    @abstractmethod
+    def grad_logdet(self, x: Tensor) -> Tensor:
+        """The Euclidean gradient of the log-determinant, ``tr(L^+ dL/dx_k)``; not differentiable. # shape: as x"""
+
 
 class Euclidean(Metric):
     """The identity at every image: pixel values of any sign, no notion of transport."""
 
-    def cometric(self, x: Tensor) -> Identity:
+    def check(self, x: Tensor) -> None:
         _checks.batch("images", x)
         _checks.finite("images", x)
+
+    def evaluate(self, x: Tensor) -> Identity:
         return Identity(x)
 
     def derivative_mv(self, a: Tensor, v: Tensor) -> Tensor:
@@ -54,6 +69,9 @@ class Euclidean(Metric):
         return torch.zeros_like(p)
 
     def divergence(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    def grad_logdet(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
 
     def __repr__(self) -> str:
@@ -86,9 +104,11 @@ class Wasserstein(Metric):
         _checks.choice("uniform", uniform, (False, True))
         self.graph, self.scale, self.mass, self.uniform = graph, scale, float(mass), uniform
 
-    def cometric(self, x: Tensor) -> WeightedLaplacian:
+    def check(self, x: Tensor) -> None:
         _checks.batch("images", x, self.graph.height, self.graph.width)
         _checks.masses("images", x)
+
+    def evaluate(self, x: Tensor) -> WeightedLaplacian:
         return WeightedLaplacian(self.graph, x, self._density(x), self.mass)
 
     def derivative_mv(self, a: Tensor, v: Tensor) -> Tensor:
@@ -105,6 +125,10 @@ class Wasserstein(Metric):
         mobility = self._mobility(x)
         s = self.graph.degrees(x)
         return ((s * mobility - self.graph.neighbor_sum(mobility[None, None])[0, 0]) / 2).expand_as(x)
+
+    def grad_logdet(self, x: Tensor) -> Tensor:
+        """(1/2 d_k) sum_j w_kj R_kj, R the effective resistances; refused where L(x) is rank-deficient (maths (c), (j))."""
+        return self._density_adjoint(self.evaluate(x).resistance_sums())
 
     def _density(self, x: Tensor) -> Tensor:
         """u = x/d, or its scaled and uniform variants: the linear map that L sees the image through."""

@@ -20,9 +20,13 @@ Offsets = tuple[tuple[int, int], ...]
 
 
 class NeighborSum(ABC):
-    """``rows`` and ``columns``: how far a neighbor can be, and how wide a border has to be."""
+    """``rows`` and ``columns``: how far a neighbor can be, and how wide a border has to be.
+
+    ``whole_weights``: every weight is a whole number, so that sums of weights are exact in every dtype.
+    """
 
     center = 0.0
+    whole_weights = False
 
     def __init__(self, rows: int, columns: int) -> None:
         self.rows, self.columns = rows, columns
@@ -50,6 +54,7 @@ class Box(NeighborSum):
     """
 
     center = 1.0
+    whole_weights = True
 
     def along_rows(self, field: Tensor) -> Tensor:
         return _window_sum(field, -2, 2 * self.rows + 1)
@@ -83,9 +88,9 @@ class Direct(NeighborSum):
     def __init__(self, offsets: Offsets, weights: Tensor, rows: int, columns: int) -> None:
         super().__init__(rows, columns)
         self.kernel = torch.zeros(2 * rows + 1, 2 * columns + 1, dtype=torch.float64, device=weights.device)
-        for (dy, dx), weight in zip(offsets, weights.detach().double(), strict=True):
-            self.kernel[rows + dy, columns + dx] = weight
-            self.kernel[rows - dy, columns - dx] = weight
+        dy, dx = torch.tensor(offsets, device=weights.device).T
+        self.kernel[rows + dy, columns + dx] = weights.detach().double()
+        self.kernel[rows - dy, columns - dx] = weights.detach().double()
 
     def along_rows(self, field: Tensor) -> Tensor:
         return field

@@ -57,6 +57,16 @@ class Cometric(ABC):
         """The squared length of a covector, v' L v. # shape: (B, C, H, W) -> (B,)"""
         return _dot(v, self.mv(v))
 
+    def kappa(self, v: Tensor) -> Tensor:
+        """The condition figure of :meth:`quad`: how many times the machine precision its error may be. # shape: (B,)
+
+        It is ``sum diag(L) v^2 / v' L v`` for v less its mean in each channel: 1 for white v, large for smooth v on large
+        images. The tiles of :mod:`wassersmooth.geometry.stencil` keep the actual error below this bound.
+        """
+        _checks.like("v", v, self.x)
+        centered = v - v.mean((-2, -1), keepdim=True)
+        return _dot(self.diagonal() * centered, centered) / self.quad(v)
+
     def as_matrix(self) -> Tensor:
         """The dense matrix, pixels in row-major order, channels outermost. # shape: (B, N, N) with N = C*H*W"""
         size = self.x[0].numel()
@@ -122,15 +132,6 @@ class WeightedLaplacian(Cometric):
         _checks.like("v", v, self.x)
         transported = _dot(self.u, stencil.carre_du_champ(self.graph, v, v))
         return transported + self.mass * _dot(v, v) if self.mass else transported
-
-    def kappa(self, v: Tensor) -> Tensor:
-        """The condition figure of :meth:`quad`: how many times the machine precision its error may be. # shape: (B,)
-
-        It is ``sum diag(L) v^2 / v' L v`` for v less its mean in each channel: 1 for white v, large for smooth v on large
-        images. The tiles of :mod:`wassersmooth.geometry.stencil` keep the actual error below this bound.
-        """
-        centered = v - v.mean((-2, -1), keepdim=True)
-        return _dot(self.diagonal() * centered, centered) / self.quad(v)
 
     def diagonal(self) -> Tensor:
         """(u s + w*u)/2, plus the mass term."""
@@ -214,6 +215,36 @@ class WeightedLaplacian(Cometric):
         operator = self._double()
         value, error = krylov.logdet(operator.mv, operator.diagonal(), parts, probes, generator)
         return value.to(self.x.dtype), error.to(self.x.dtype)
+
+    @torch.no_grad()
+    def resistance_sums(self) -> Tensor:
+        """(1/2) sum_j w_kj R_kj with R_kj = M_kk + M_jj - 2 M_kj and M = L^+: the gradient of logdet in u.
+
+        # shape: (B, C, H, W)
+        """
+        matrices = self._double().channel_matrices()
+        if self.mass:
+            inverse = torch.linalg.inv(matrices)
+        else:
+            parts = self._double().parts()
+            if not bool(parts.whole.all()):
+                raise ValueError(
+                    "the volume of the metric needs an image that zero pixels do not disconnect; "
+                    f"image {int((~parts.whole).nonzero()[0])} is disconnected, its L(x) rank-deficient; use "
+                    'Wasserstein(..., mass=...) with mass > 0, a larger radius, or the Laplacian of kind "additive"'
+                )
+            kernel = parts.kernel_projection()
+            inverse = torch.linalg.inv(matrices + kernel) - kernel
+        pixels = torch.arange(self.u[0, 0].numel(), device=self.u.device).reshape(self.u.shape[-2:])
+        potential = inverse.diagonal(dim1=-2, dim2=-1)
+        total = torch.zeros(self.u.shape, dtype=torch.float64, device=self.u.device)
+        for offset, weight in self.graph.weighted_offsets(total):
+            first, second = edge_ends(pixels, offset)
+            i, j = first.flatten(), second.flatten()
+            resistance = potential[..., i] + potential[..., j] - 2 * inverse[..., i, j]
+            half = (weight / 2 * resistance).reshape(*self.u.shape[:2], *first.shape)
+            total = total + spread_to_ends(half, half, offset)
+        return total.to(self.u.dtype)
 
     def parts(self) -> components.Parts:
         """The connected components of the graph of edges that can carry mass."""

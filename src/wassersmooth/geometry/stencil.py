@@ -34,7 +34,7 @@ def apply(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     """A(u) v. # shape: (B, C, H, W), both and the result"""
     if graph.learned:
         return apply_by_edges(graph, u, v)
-    if torch.compiler.is_compiling():
+    if _traced(u, v):
         return _apply_kernel(graph, u, v)
     result: Tensor = _Apply.apply(graph, u, v)  # type: ignore[no-untyped-call]
     return result
@@ -44,10 +44,15 @@ def carre_du_champ(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
     """(1/2) sum_j w_kj (p_k - p_j)(q_k - q_j). # shape: (B, C, H, W), both and the result"""
     if graph.learned:
         return carre_du_champ_by_edges(graph, p, q)
-    if torch.compiler.is_compiling():
+    if _traced(p, q):
         return _carre_kernel(graph, p, q)
     result: Tensor = _CarreDuChamp.apply(graph, p, q)  # type: ignore[no-untyped-call]
     return result
+
+
+def _traced(*tensors: Tensor) -> bool:
+    """Whether the compiler or a ``torch.func`` transform is looking on: both want plain operations, and fuse them anyway."""
+    return torch.compiler.is_compiling() or any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
 
 
 def apply_by_edges(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
@@ -71,25 +76,26 @@ def carre_du_champ_by_edges(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
 
 
 def _apply_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
-    tiles = _Tiling(graph)
+    tiles, dtype = _Tiling(graph), v.dtype
+    u, v = tiles.widen(u), tiles.widen(v)
     s, u, v = tiles.degrees(v), tiles.cut(u), tiles.cut_centered(v)
     sum_u, sum_v, sum_uv = tiles.sum(u), tiles.sum(v), tiles.sum(u * v)
     u, v = tiles.core(u), tiles.core(v)
-    return tiles.join((u * torch.addcmul(sum_v, s, v, value=-1)).neg_().add_(sum_u.mul_(v).sub_(sum_uv)).div_(2))
+    return tiles.join((u * (s * v - sum_v) + (sum_u * v - sum_uv)) / 2).to(dtype)
 
 
 def _carre_kernel(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
-    tiles = _Tiling(graph)
-    s = tiles.degrees(p)
-    if p is q:
-        p = tiles.cut_centered(p)
+    tiles, dtype, same = _Tiling(graph), p.dtype, p is q
+    p, q = tiles.widen(p), tiles.widen(q)
+    s, p = tiles.degrees(p), tiles.cut_centered(p)
+    if same:
         sum_p, sum_pp = tiles.sum(p), tiles.sum(p * p)
         p = tiles.core(p)
-        return tiles.join(sum_p.mul_(-2).addcmul_(s, p).mul_(p).add_(sum_pp).div_(2))
-    p, q = tiles.cut_centered(p), tiles.cut_centered(q)
+        return tiles.join(torch.addcmul(sum_pp, p, torch.sub(s * p, sum_p, alpha=2)) / 2).to(dtype)
+    q = tiles.cut_centered(q)
     sum_p, sum_q, sum_pq = tiles.sum(p), tiles.sum(q), tiles.sum(p * q)
     p, q = tiles.core(p), tiles.core(q)
-    return tiles.join((p * (s * q - sum_q) + (sum_pq - q * sum_p)) / 2)
+    return tiles.join((p * (s * q - sum_q) + (sum_pq - q * sum_p)) / 2).to(dtype)
 
 
 class _Tiling:
@@ -105,6 +111,10 @@ class _Tiling:
         self.rows, self.columns = -(-self.height // side), -(-self.width // side)  # rounded up
         self.single = self.rows == self.columns == 1
         self.tile_height, self.tile_width = -(-self.height // self.rows), -(-self.width // self.columns)
+
+    def widen(self, field: Tensor) -> Tensor:
+        """Rounded weights do not add up to a rounded s, and the gap does not cancel: float64, but for whole weights."""
+        return field if self.graph.stencil.whole_weights else field.double()
 
     def degrees(self, like: Tensor) -> Tensor:
         """s as the stencil counts it, in tiles without halo."""
@@ -149,8 +159,6 @@ class _Tiling:
 
 
 class _Apply(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
         return _apply_kernel(graph, u, v)
@@ -174,8 +182,6 @@ class _Apply(torch.autograd.Function):
 
 
 class _CarreDuChamp(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
         return _carre_kernel(graph, p, q)

@@ -1,0 +1,72 @@
+"""How this floor asks a classifier: scores, labels, and gradients of a loss with respect to the images.
+
+Everything that attacks and measures goes through here, so bad models and labels meet one clear error, and a model comes
+back as it was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from wassersmooth import _checks
+from wassersmooth.model_state import untouched
+
+LOSSES = ("cross_entropy", "margin")
+
+
+@contextmanager
+def attacked(model: nn.Module, images: Tensor) -> Iterator[nn.Module]:
+    """The model to ask for input gradients, whatever gradient mode the caller is in; as it was found afterwards.
+
+    A ``DistributedDataParallel`` is taken off: its forward pass waits for the other processes and expects gradients of
+    the parameters, of which a measurement has none.
+    """
+    while isinstance(model, DistributedDataParallel):
+        model = model.module
+    with torch.inference_mode(False), torch.enable_grad(), untouched(model, images.device):
+        yield model
+
+
+@contextmanager
+def asked(model: nn.Module, images: Tensor) -> Iterator[nn.Module]:
+    """The model to ask for scores alone, without gradients; as it was found afterwards."""
+    with attacked(model, images) as inner, torch.no_grad():
+        yield inner
+
+
+def scores(model: nn.Module, images: Tensor, labels: Tensor | None = None) -> Tensor:
+    """The model's outputs, checked. # shape: (B, C, H, W), (B,) -> (B, K)"""
+    return _checks.logits(model(images), images, labels)
+
+
+def loss_per_image(outputs: Tensor, labels: Tensor, loss: str) -> Tensor:
+    """What an untargeted attack raises. # shape: (B, K), (B,) -> (B,)
+
+    ``"cross_entropy"`` is that of the softmax; ``"margin"`` is ``max over c != y of z_c, minus z_y``, positive where the
+    answer is wrong. The margin does not saturate: its gradient stays when the softmax is 1 to rounding.
+    """
+    if loss == "cross_entropy":
+        return F.cross_entropy(outputs, labels, reduction="none")
+    own = F.one_hot(labels, outputs.shape[1]).bool()
+    others = outputs.masked_fill(own, -torch.inf).amax(1)
+    return others - outputs.gather(1, labels[:, None])[:, 0]
+
+
+def gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: str, first: bool = True) -> Tensor:
+    """The gradient of each image's loss with respect to that image. # shape: (B, C, H, W)
+
+    It is the gradient of the sum over the batch, which is the same thing unless batch-norm in training mode couples the
+    images. The outputs are checked on the ``first`` pass of an attack: on CUDA each look waits for the device.
+    """
+    images = images.detach().requires_grad_()
+    outputs = scores(model, images, labels) if first else model(images)
+    if not outputs.requires_grad:  # nothing on the way from the images: detached, rounded, or an argmax
+        return torch.zeros_like(images)
+    (g,) = torch.autograd.grad(loss_per_image(outputs, labels, loss).sum(), images, allow_unused=True)
+    return torch.zeros_like(images) if g is None else g

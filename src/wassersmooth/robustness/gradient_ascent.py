@@ -1,0 +1,88 @@
+"""The loop that every gradient attack is, and what they all share.
+
+An attack is a value: its repr says all there is to know about it, units included. It is called as
+``attack(model, images, labels, generator=None)`` and returns images. Subclasses say where they start, how they step and
+what they stay in. The model is left as it was found: buffers, random state, modes, flags and accumulated gradients, also
+after an exception.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+
+from wassersmooth import _checks
+from wassersmooth.robustness.classifier import attacked, gradient
+
+Step = Callable[[Tensor, Tensor], Tensor]  # (images now, gradient) -> images next
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(ABC):
+    """What every attack shares.
+
+    Arguments:
+        targeted: the labels are the classes that the attack wants to see, and it lowers the loss instead of raising it.
+    """
+
+    targeted: bool = False
+
+    def __post_init__(self) -> None:
+        _checks.choice("targeted", self.targeted, (False, True))
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The attacked images. # shape: (B, C, H, W), (B,) -> (B, C, H, W)
+
+        Arguments:
+            model: any classifier that takes images in [0, 1] and returns scores (B, K), in the mode it should be attacked.
+            images: in [0, 1].
+            labels: the true classes, or the wanted ones where the attack is targeted.
+            generator: where random starts come from. Without one they come from the global random state, which is put
+                back afterwards, so two calls in a row start alike.
+        """
+        _checks.batch("images", images)
+        _checks.class_labels(labels, images)
+        _checks.model_on(model, images)
+        _checks.pixels("images", images)
+        with attacked(model, images) as inner:
+            return self.perturb(inner, images.detach().clone(), labels.detach().clone(), generator).detach()
+
+    @abstractmethod
+    def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The attack itself, on checked input and a model whose state is taken care of."""
+
+    def ascend(
+        self, model: nn.Module, start: Tensor, labels: Tensor, iterations: int, step: Step, loss: str = "cross_entropy"
+    ) -> Tensor:
+        """The one loop: gradient steps that raise the loss, or lower it where the attack is targeted."""
+        x = start
+        for iteration in range(iterations):
+            g = gradient(model, x, labels, loss, first=iteration == 0)
+            g.nan_to_num_(0.0, 0.0, 0.0)  # a broken gradient gives no direction; it must not spoil the image either
+            x = step(x, g.neg_() if self.targeted else g)
+        return x
+
+    def __repr__(self) -> str:
+        """As it would be written: 8/255 rather than 0.03137, and ``targeted`` only where it is."""
+        shown = [f for f in fields(self) if f.name != "targeted"]
+        parts = [f"{f.name}={_as_written(getattr(self, f.name))}" for f in shown]
+        return f"{type(self).__name__}({', '.join(parts + ['targeted=True'] * self.targeted)})"
+
+
+def check_size(epsilon: float, step: float, iterations: int) -> None:
+    """The numbers that most attacks have."""
+    remedy = "an epsilon is a number in the attack's own units: 8/255 in [0, 1], not 8"
+    _checks.non_negative_number("epsilon", epsilon, remedy)
+    _checks.non_negative_number("step", step, remedy)
+    _checks.positive_integer("iterations", iterations)
+
+
+def _as_written(value: object) -> str:
+    if not isinstance(value, float):
+        return repr(value)
+    levels = round(255 * value, 6)
+    return f"{levels:g}/255" if 0 < value < 1 and levels == round(levels) else f"{value:g}"
