@@ -17,11 +17,14 @@ FLOATS = (torch.float32, torch.float64)
 
 def values_are_visible(*tensors: Tensor) -> bool:
     """Whether the numbers in these tensors may be looked at now (see the note at the top of this file)."""
+    return not recording(*tensors) and not any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
+
+
+def recording(*tensors: Tensor) -> bool:
+    """Whether operations are being written down for later, by the compiler or into a CUDA graph."""
     if torch.compiler.is_compiling():
-        return False
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):
-        return False
-    return not (any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing())
+        return True
+    return any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing()
 
 
 def choice(name: str, received: object, known: Iterable[object]) -> None:
@@ -168,3 +171,71 @@ def model_on(model: torch.nn.Module, images: Tensor) -> None:
     if devices and images.device not in devices:
         found = ", ".join(sorted(map(str, devices)))
         raise ValueError(f"the model is on {found} and the images are on {images.device}; move one with .to(...)")
+
+
+def labels(received: object, images: Tensor) -> None:
+    """One label per image: class indices, or a row of targets. The number of classes is not known yet."""
+    if not isinstance(received, Tensor):
+        raise ValueError(f"labels must be a tensor; got {type(received).__name__}; convert with torch.as_tensor(labels)")
+    if received.dim() == 0 or len(received) != len(images):
+        length = "a single number" if received.dim() == 0 else f"{len(received)} labels"
+        raise ValueError(f"labels must match the images, one for each of {len(images)}; got {length}")
+    if received.device != images.device:
+        raise ValueError(f"labels must be where the images are, on {images.device}; got {received.device}; use .to()")
+
+
+def labels_for_outputs(received: Tensor, outputs: Tensor) -> None:
+    """Labels that fit outputs of shape (B, k): indices below k, or targets of the same shape."""
+    if outputs.dim() != 2:
+        raise ValueError(
+            f"the model must return outputs of shape (B, classes); got {tuple(outputs.shape)}; "
+            "flatten them, or pass a loss of your own"
+        )
+    classes = outputs.shape[1]
+    if received.is_floating_point():
+        if received.shape != outputs.shape:
+            raise ValueError(f"targets must have the shape of the outputs, {tuple(outputs.shape)}; got {tuple(received.shape)}")
+        return
+    if received.dtype != torch.int64 or received.dim() != 1:
+        raise ValueError(
+            f"labels must be class indices, int64 of shape (B,), or float targets of shape (B, {classes}); "
+            f"got {received.dtype} of {tuple(received.shape)}; convert indices with .long()"
+        )
+    if values_are_visible(received):
+        low, high = torch.aminmax(received)
+        if int(low) < 0 or int(high) >= classes:
+            raise ValueError(
+                f"labels must be in 0..{classes - 1}, the model has {classes} outputs; got {int(low)}..{int(high)}; "
+                "count classes from 0, or give the model more outputs"
+            )
+
+
+def per_image_losses(received: object, images: int) -> None:
+    """What a loss returns: one finite value per image."""
+    if not isinstance(received, Tensor) or received.shape != (images,):
+        shape = f"shape {tuple(received.shape)}" if isinstance(received, Tensor) else type(received).__name__
+        raise ValueError(f"loss must return one value per image, shape ({images},); got {shape}; use reduction='none'")
+    if values_are_visible(received) and not bool(torch.isfinite(received).all()):
+        raise ValueError(
+            f"the loss must be finite; got {_first_not_finite(received.detach())}; "
+            "lower the learning rate or eta, or look for NaN in the model's parameters"
+        )
+
+
+def strength(name: str, received: object) -> None:
+    """A float, or a 0-d tensor (which can change without a new compilation); finite and not negative."""
+    if not isinstance(received, Tensor):
+        non_negative_number(name, received)
+        return
+    if received.dim() != 0 or not received.is_floating_point():
+        raise ValueError(
+            f"{name} must be a float or a floating-point tensor without dimensions; "
+            f"got {received.dtype} of shape {tuple(received.shape)}"
+        )
+    if values_are_visible(received) and not 0 <= received.item() < float("inf"):
+        raise ValueError(f"{name} must be finite and at least 0; got {received.item()}")
+
+
+def module(received: object) -> None:
+    if not isinstance(received, torch.nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module; got {type(received).__name__}; wrap a function in a module")

@@ -115,6 +115,39 @@ def test_deep_copy_of_learned_weights_stays_learnable() -> None:
     assert weights.grad is None, "a deep copy shares nothing with the original"
 
 
+@pytest.mark.parametrize("gradients", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("neighborhood", ["square", "disk"])
+def test_learned_weights_are_followed_when_an_optimizer_moves_them(neighborhood: str, gradients: bool) -> None:
+    """An optimizer writes into the tensor. Nothing remembered from before the step may answer after it."""
+    case = OperatorCase(weight="tensor", radius=2, neighborhood=neighborhood, scale="paper")
+    x, v = case.images(), case.covectors()
+    weights = torch.nn.Parameter(case.weight_tensor())
+    graph = case.graph(weights)
+
+    def answers(g: ws.PixelGraph) -> list[torch.Tensor]:
+        cometric = ws.Wasserstein(g, scale="paper").cometric(x)
+        sample = cometric.sample(generator=torch.Generator().manual_seed(0))
+        return [cometric.quad(v), cometric.mv(v), cometric.diagonal(), cometric.as_matrix(), sample, g.node_volumes]
+
+    with torch.set_grad_enabled(gradients):
+        answers(graph)
+        with torch.no_grad():
+            weights.mul_(torch.linspace(0.5, 3.0, len(weights)))
+        for actual, expected in zip(answers(graph), answers(case.graph(weights.detach().clone())), strict=True):
+            assert_matches(actual, expected, 1e-10)
+
+
+def test_a_tensor_that_is_not_learned_is_copied() -> None:
+    """A graph is immutable, also when the tensor it was made from is not."""
+    case = OperatorCase(weight="tensor", radius=2)
+    x, weights = case.images(), case.weight_tensor()
+    graph = case.graph(weights)
+    relations, matrix = graph.relations, ws.Wasserstein(graph).cometric(x).as_matrix()
+    weights[0] = 50.0
+    assert graph.relations == relations
+    assert_matches(ws.Wasserstein(graph).cometric(x).as_matrix(), matrix, 1e-14)
+
+
 # The same matrix as every kind ---------------------------------------------------------------------------------------
 
 

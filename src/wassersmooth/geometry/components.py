@@ -23,6 +23,7 @@ class Parts:
     def __init__(self, labels: Tensor) -> None:
         self.labels = labels.flatten(2)
         self.shape = labels.shape
+        self.undivided = not bool(labels.any())  # one part everywhere, as in most images: sums are then plain
 
     @property
     def whole(self) -> Tensor:
@@ -31,6 +32,8 @@ class Parts:
 
     def sums(self, field: Tensor) -> Tensor:
         """Each part's sum, at each of its pixels. # shape: (B, C, H, W) -> the same"""
+        if self.undivided:
+            return field.sum((-2, -1), keepdim=True).expand_as(field)
         flat = field.flatten(2)
         totals = torch.zeros_like(flat).scatter_add_(-1, self.labels, flat)
         return totals.gather(-1, self.labels).reshape(self.shape)

@@ -34,7 +34,6 @@ class PixelGraph:
         weights: omega, one positive weight per relation, float64 unless a tensor was given. # shape: (R,)
         weight_name: what the weights are called in a repr.
         offsets: the representative ``(dy, dx)`` of each relation: dy > 0, or dy = 0 and dx > 0; in row order.
-        stencil: the cheapest way to sum over neighbors with these weights.
     """
 
     height: int
@@ -44,12 +43,12 @@ class PixelGraph:
     weights: Tensor
     weight_name: str
     offsets: Offsets = field(init=False)
-    stencil: NeighborSum = field(init=False)
+    _fixed_stencil: NeighborSum | None = field(init=False)
     _cached_degrees: dict[tuple[torch.device, torch.dtype], Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", _offsets(self.height, self.width, self.radius, self.neighborhood))
-        object.__setattr__(self, "stencil", self._choose_stencil())
+        object.__setattr__(self, "_fixed_stencil", None if self.weights.requires_grad else self._choose_stencil())
 
     @classmethod
     def grid(
@@ -98,10 +97,14 @@ class PixelGraph:
         """Whether gradients have to reach the weights."""
         return self.weights.requires_grad and torch.is_grad_enabled()
 
+    @property
+    def stencil(self) -> NeighborSum:
+        """The cheapest way to sum over neighbors; made anew where an optimizer may have moved the weights."""
+        return self._choose_stencil() if self._fixed_stencil is None else self._fixed_stencil
+
     def degrees(self, like: Tensor) -> Tensor:
         """s, the weighted degree of each pixel, in the dtype and on the device of ``like``. # shape: (H, W)"""
-        capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
-        if self.learned or torch.compiler.is_compiling() or capturing:  # never from, nor into, the cache
+        if self.weights.requires_grad or _checks.recording(like):  # never from, nor into, the cache
             return self._degrees(like.device).to(like.dtype)
         key = (like.device, like.dtype)
         if key not in self._cached_degrees:
@@ -124,7 +127,6 @@ class PixelGraph:
         return list(zip(self.offsets, weights.unbind(), strict=True))
 
     def _choose_stencil(self) -> NeighborSum:
-        """The cheapest way to the neighbor sum for these weights."""
         reach = (min(self.radius, self.height - 1), min(self.radius, self.width - 1))
         if self.neighborhood == "square" and self.weight_name == "constant":
             return Box(*reach)
@@ -176,7 +178,7 @@ def _evaluate(weight: str | WeightFunction | Tensor, offsets: Offsets, radius: i
     """The weights of the relations, and the name they go by in a repr."""
     if isinstance(weight, Tensor):
         _checks.weights(weight, len(offsets))
-        return weight, "tensor"
+        return (weight if weight.requires_grad else weight.clone()), "tensor"
     if isinstance(weight, str):
         _checks.choice("weight", weight, NAMED_WEIGHTS)
         function, name = (_gaussian(radius) if weight == "gaussian" else _one), weight

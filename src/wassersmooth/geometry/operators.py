@@ -181,7 +181,7 @@ class WeightedLaplacian(Cometric):
         _checks.finite("b", b)
         operator = self._double()
         parts = None if self.mass else operator.parts()
-        tolerance = 1e-13 if b.dtype == torch.float64 else 1e-9
+        tolerance = 1e-12 if b.dtype == torch.float64 else 1e-8
         solution = krylov.conjugate_gradients(operator.mv, b.double(), operator.diagonal(), parts, tolerance)
         return solution.to(b.dtype)
 
