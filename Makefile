@@ -1,11 +1,12 @@
 # make test   installs into .venv when that is missing, then checks style, types and behavior
-# make demo   the study on a small data set, with its report (comes with the study)
+# make demo   the study on a small data set: trains, attacks, and writes a report page
+# make bench  the cost of the operator, of a training step and of attacks on this machine
 
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test check bench clean
+.PHONY: test demo bench clean
 
 test: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -13,8 +14,13 @@ test: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2
 
+demo: $(VENV)/installed
+	$(BIN)/wassersmooth reproduce --preset digits
+
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/operator.py
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/attacks.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -24,10 +24,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_it_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     source = ROOT / "src"
-    expected = {p.relative_to(source).as_posix() for p in (source / "wassersmooth").rglob("*") if p.suffix in {".py", ".typed"}}
+    files = [path for path in (source / "wassersmooth").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    expected = {path.relative_to(source).as_posix() for path in files}
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert packed == expected
-    assert "wassersmooth/py.typed" in packed
+    assert {"wassersmooth/py.typed", "wassersmooth/presets/digits.toml"} <= packed
 
 
 def test_its_metadata(wheel: zipfile.ZipFile) -> None:
