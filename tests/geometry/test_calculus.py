@@ -288,3 +288,17 @@ def test_caller_and_functions_without_dependence_on_x(device: str) -> None:
     assert_matches(laplacian, torch.zeros(case.batch), 1e-12, unit=1.0)
     assert x.requires_grad
     assert x.grad is None
+
+
+def test_a_velocity_that_creates_mass_is_refused() -> None:
+    """Its length is infinite, so no geodesic has it."""
+    metric = ws.Wasserstein(ws.PixelGraph.grid(3, 3, radius=1))
+    x = torch.ones(1, 1, 3, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="tangent"):
+        ws.calculus.exp_map(x, 0.01 * x, metric)
+
+
+def test_inference_mode_is_refused_with_the_remedy() -> None:
+    x = torch.ones(1, 1, 3, 3, dtype=torch.float64)
+    with torch.inference_mode(), pytest.raises(ValueError, match="no_grad"):
+        ws.calculus.gradient(lambda z: z.sum((1, 2, 3)), x, ws.Euclidean())

@@ -94,6 +94,31 @@ def test_gradcheck(case: OperatorCase, device: str) -> None:
     assert gradcheck(lambda *args: applied(case, *args), inputs)
 
 
+@over([case for case in CASES if not case.euclidean])
+def test_mixed_second_derivatives(case: OperatorCase, device: str) -> None:
+    """d/dv of b.(d/dx c'L(x)v) is L'(b)c, L' the linear part of L; quad is the same with c = v, twice."""
+    x, v = case.images(device=device).requires_grad_(), case.covectors(device=device).requires_grad_()
+    b, c = (case.covectors(device=device, seed=seed) for seed in (2, 3))
+    cometric, L = case.metric().cometric(x), case.cometric_function()
+    linear_parts = [L(row) - L(np.zeros(case.size)) for row in to_numpy(b.flatten(1))]
+    for value, factor, covector in [((cometric.mv(v) * c).sum(), 1, c), (cometric.quad(v).sum(), 2, v)]:
+        (in_x,) = torch.autograd.grad(value, x, create_graph=True)
+        (in_x_and_v,) = torch.autograd.grad((in_x * b).sum(), v, retain_graph=True)
+        rows = to_numpy(covector.flatten(1))
+        expected = [factor * part @ row for part, row in zip(linear_parts, rows, strict=True)]
+        assert_matches(in_x_and_v, np.array(expected).reshape(case.shape), 1e-10)
+
+
+@over(CHECKED)
+def test_first_derivatives_can_be_differentiated(case: OperatorCase, device: str) -> None:
+    """gradgradcheck passes over a derivative that was detached on the way; a penalty would not train through it."""
+    inputs = problem(case, device)
+    for function in (quadratic, applied):
+        value = function(case, *inputs)
+        gradients = torch.autograd.grad(value, inputs, torch.ones_like(value, requires_grad=True), create_graph=True)
+        assert all(gradient.requires_grad for gradient in gradients)
+
+
 @over(CHECKED)
 def test_gradgradcheck(case: OperatorCase, device: str) -> None:
     inputs = problem(case, device)

@@ -219,3 +219,9 @@ def test_float32_quad_of_a_constant_is_not_negative(device: str) -> None:
     quad = ws.Wasserstein(graph).cometric(x).quad(g)
     assert (quad >= 0).all()
     assert (quad < 1e-10).all()
+
+
+def test_kappa_of_a_constant_is_one() -> None:
+    x = torch.rand(2, 1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    kappa = ws.Wasserstein(ws.PixelGraph.grid(4, 4, radius=1)).cometric(x).kappa(torch.full_like(x, 3.0))
+    assert torch.equal(kappa, torch.ones(2, dtype=torch.float64))

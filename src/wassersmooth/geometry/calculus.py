@@ -116,6 +116,11 @@ def exp_map(x: Tensor, v: Tensor, metric: Metric, steps: int = 32) -> Tensor:
     _checks.positive_integer("steps", steps)
     cometric = metric.cometric(x)
     _checks.like("v", v, x)
+    if not bool(torch.isfinite(cometric.norm_sq(v.detach())).all()):
+        raise ValueError(
+            "v must be a tangent vector, one that moves mass and creates none; got one of infinite length; "
+            "take L.mv(...) or L.sample() of something, subtract the mean of each channel, or use mass > 0"
+        )
     with torch.no_grad():
         position, momentum = x.detach(), cometric.solve(v.detach())
         for step in range(steps):
@@ -143,6 +148,8 @@ def _runge_kutta(metric: Metric, x: Tensor, p: Tensor, h: float) -> tuple[Tensor
 
 def _differential(f: Function, x: Tensor) -> tuple[Tensor, Tensor]:
     """A point that requires grad, and the Euclidean gradient of f there, which can be differentiated again."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError("calculus differentiates f, which torch.inference_mode() forbids; use torch.no_grad() instead")
     with torch.enable_grad():
         point = x if x.requires_grad else x.detach().requires_grad_()
         values = f(point)

@@ -65,7 +65,8 @@ class Cometric(ABC):
         """
         _checks.like("v", v, self.x)
         centered = v - v.mean((-2, -1), keepdim=True)
-        return _dot(self.diagonal() * centered, centered) / self.quad(v)
+        size, length = _dot(self.diagonal() * centered, centered), self.quad(v)
+        return torch.where(size > 0, size / length, 1.0)  # a constant loses nothing
 
     def as_matrix(self) -> Tensor:
         """The dense matrix, pixels in row-major order, channels outermost. # shape: (B, N, N) with N = C*H*W"""

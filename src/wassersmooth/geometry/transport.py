@@ -63,7 +63,7 @@ def _move_mass(x: Tensor, y: Tensor, distance: float) -> Tensor:
     return moved * x.sum((-2, -1), keepdim=True)
 
 
-def _bisect(excess: Callable[[float], float], tolerance: float = 1e-4) -> float:
+def _bisect(excess: Callable[[float], float], tolerance: float = 1e-6) -> float:
     """The fraction of the way in [0, 1] at which the distance is right."""
     low, high = 0.0, 1.0
     if excess(high) <= 0:

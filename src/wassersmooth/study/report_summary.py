@@ -1,0 +1,160 @@
+"""The paragraph at the top of a report, computed from the numbers: what was done, what came out, and what it does not show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wassersmooth.study.report_data import Group, Study
+from wassersmooth.study.report_estimates import Estimate
+from wassersmooth.study.report_tables import UNITS
+
+Measure = tuple[str, list[tuple[Group, Estimate]]]  # where, and what each group has there
+
+GUESSING = 80.0  # percent
+
+# The attack that the text speaks of: the strongest of these that every group has.
+HEADLINE = ("autoattack_8_pixel", "pgd20_margin_8_pixel", "ifgsm20_8_pixel", "fgsm_8_pixel")
+SPOKEN = {
+    "autoattack_8_pixel": "AutoAttack at 8/255",
+    "pgd20_margin_8_pixel": "20 margin-loss PGD steps at 8/255",
+    "ifgsm20_8_pixel": "I-FGSM-20 at 8/255",
+    "fgsm_8_pixel": "FGSM at 8/255",
+    "ifgsm20_8_normalized": "I-FGSM-20 at 8/255",
+}
+
+
+def summary(study: Study) -> tuple[str, str]:
+    """What was done and what it shows, and the numbers behind it with what they do not show; plain text."""
+    numbers, compared = _numbers_of(study)
+    lead = (_what(study), *_against_none(compared), *_comparison(compared))
+    detail = (*numbers, _masking(study), _collapsed(study), _caveat(study))
+    return " ".join(filter(None, lead)), " ".join(filter(None, detail))
+
+
+def subtitle(study: Study) -> str:
+    """Data set, model, epochs and seeds in one line."""
+    parts = [", ".join(map(str, study.settings(key))) for key in ("dataset", "model")]
+    epochs = ", ".join(f"{value}" for value in study.settings("epochs"))
+    parts += [f"{epochs} epochs"] if epochs else []
+    seeds = sorted({len(group.runs) for group in study.groups})
+    parts += [f"{_span(seeds)} seed{'s' * (seeds != [1])}"] if seeds else []
+    return " · ".join(filter(None, parts))
+
+
+def _what(study: Study) -> str:
+    runs = len(study.runs)
+    if not runs:
+        return "No run of this study could be read."
+    kinds = _listed([group.name if group.kind != "none" else "no penalty" for group in study.groups])
+    trained = f"{runs} network{'s' * (runs != 1)} {'were' if runs != 1 else 'was'} trained"
+    dataset = _listed([str(value) for value in study.settings("dataset")])
+    return f"{trained}{f' on {dataset}' if dataset else ''}, with {kinds}."
+
+
+def _numbers_of(study: Study) -> tuple[list[str], list[Measure]]:
+    """A sentence for each thing measured, and the same numbers for the comparison."""
+    clean = _measured(study, "clean")
+    if not clean:
+        return (["No run has been evaluated yet."] if study.runs else []), []
+    sentences = [f"The error on clean test images is {_numbers(clean)} %."]
+    compared: list[Measure] = [("on clean images", clean)]
+    named = [name for name in HEADLINE if len(_measured(study, name)) == len(clean)]
+    for name in (*named[:1], "ifgsm20_8_normalized"):
+        found = _measured(study, name)
+        if found:
+            units = UNITS["normalized" if name.endswith("normalized") else "pixel"][0].removeprefix("ε ")
+            sentences.append(f"Under {SPOKEN[name]} {units} it is {_numbers(found)} %.")
+            compared.append((f"under attack {units}", found))
+    flips = [(group, estimate) for group in study.groups if (estimate := group.flips("horizontal")) is not None]
+    if flips:
+        sentences.append(f"Along a horizontal translation the label flips {_numbers(flips, 2)} times.")
+        compared.append(("in label flips", flips))
+    return sentences, compared
+
+
+def _against_none(measures: Sequence[Measure]) -> list[str]:
+    """Whether penalties help under attack at all; in pixel units, which everybody means by 8/255."""
+    for words, found in measures:
+        plain = next((estimate for group, estimate in found if group.kind == "none"), None)
+        others = [(group.title, estimate) for group, estimate in found if group.kind != "none"]
+        if words != "under attack in pixel units" or plain is None or not others:
+            continue
+        better = [title for title, estimate in others if estimate.clear_of(plain) and estimate.mean < plain.mean]
+        if not better:
+            return [f"No penalty lowers the error {words} beyond chance."]
+        return [f"Compared with no penalty, {_listed(better)} lower{'s' * (len(better) == 1)} the error {words} beyond chance."]
+    return []
+
+
+def _comparison(measures: Sequence[Measure]) -> list[str]:
+    """Whether Wasserstein and Euclidean can be told apart: the question of the paper."""
+    verdicts: dict[str, list[str]] = {"better": [], "worse": [], "": []}
+    for words, found in measures:
+        by_kind = {group.kind: estimate for group, estimate in reversed(found)}
+        if "euclidean" in by_kind and "wasserstein" in by_kind:
+            straight, moved = by_kind["euclidean"], by_kind["wasserstein"]
+            kind = ("better" if moved.mean < straight.mean else "worse") if moved.clear_of(straight) else ""
+            verdicts[kind].append(words)
+    if not any(verdicts.values()):
+        return []
+    sentences = [
+        f"The Wasserstein penalty is {kind} than the Euclidean one beyond chance {_listed(where)}."
+        for kind, where in verdicts.items()
+        if kind and where
+    ]
+    if not sentences:
+        return ["Nothing measured here tells the Wasserstein penalty from the Euclidean one beyond chance."]
+    return sentences + ([f"The two cannot be told apart {_listed(verdicts[''])}."] if verdicts[""] else [])
+
+
+def _masking(study: Study) -> str:
+    verdicts = [str(run.evaluation["verdict"]) for run in study.runs if run.evaluation and "verdict" in run.evaluation]
+    if not verdicts:
+        return ""
+    masked = sum(verdict != "no sign of masking" for verdict in verdicts)
+    if not masked:
+        return (
+            f"The checks found no sign of gradient masking in any of the {len(verdicts)} evaluated runs."
+            if len(verdicts) > 1
+            else ("The checks found no sign of gradient masking.")
+        )
+    return (
+        f"{masked} of {len(verdicts)} evaluated runs show signs of gradient masking, so their errors under attack are too low."
+    )
+
+
+def _collapsed(study: Study) -> str:
+    """Networks that guess look wonderfully stable: no attack and no translation changes what they say."""
+    guessing = [run.name for run in study.runs if (run.error("clean") or 0.0) >= GUESSING]
+    if not guessing:
+        return ""
+    return (
+        f"Beware: {len(guessing)} of {len(study.runs)} networks hardly learned anything (clean error of {GUESSING:.0f} % or "
+        f"more: {_listed(guessing)}), which makes means and intervals meaningless for them."
+    )
+
+
+def _caveat(study: Study) -> str:
+    if study.groups and max(len(group.runs) for group in study.groups) == 1:
+        return "There is one seed for each setting: the intervals cover the choice of test images, not the luck of training."
+    if study.groups and min(len(group.runs) for group in study.groups) < 3:
+        return "With two seeds or fewer, t-intervals are very wide; more seeds would say more."
+    return ""
+
+
+def _measured(study: Study, name: str) -> list[tuple[Group, Estimate]]:
+    return [(group, estimate) for group in study.groups if (estimate := group.error(name)) is not None]
+
+
+def _numbers(found: Sequence[tuple[Group, Estimate]], digits: int = 1) -> str:
+    return _listed(
+        [f"{estimate.mean:.{digits}f} ({group.title if group.kind != 'none' else 'none'})" for group, estimate in found]
+    )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def _span(numbers: Sequence[int]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"

@@ -1,0 +1,240 @@
+"""The report as files: self-contained, accessible, escaped, and there whatever is missing or broken in the runs."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from study.fake_runs import POINTS, fake_study
+
+from wassersmooth.study.report import write_report
+from wassersmooth.study.report_reading import FILES
+
+VOID = {"meta", "img", "br", "line", "circle", "rect", "path", "use", "link"}
+
+
+class Outline(HTMLParser):
+    """Checks that elements close in order, and gathers what the tests ask about."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_study(tmp_path_factory.mktemp("runs") / "made-up", seeds=2)
+
+
+@pytest.fixture(scope="module")
+def page(study: Path) -> str:
+    path = write_report(study)
+    assert path == study / "report.html"
+    return path.read_text()
+
+
+def test_the_page_has_every_part(page: str) -> None:
+    outline = Outline(page)
+    names = {attributes.get("id") for attributes in outline.all("figure")}
+    charts = {"glance", "strip", "curves", "perturbations", "neighbors", "training"}
+    assert names == charts | {f"table-{number}" for number in range(1, 7)}
+    assert len(outline.all("figcaption")) == len(outline.all("figure"))
+    assert {"errors", "translations", "provenance"} <= {attributes.get("id") for attributes in outline.all("section")}
+    assert "could not be read" not in outline.words
+    assert "left out" not in outline.words
+
+
+def test_the_page_needs_nothing_from_outside_and_runs_nothing(page: str) -> None:
+    outline = Outline(page)
+    assert not outline.all("script")
+    assert not outline.all("link")
+    assert not [name for _, attributes in outline.elements for name in attributes if name.startswith("on")]
+    for _, attributes in outline.elements:
+        for name in ("src", "href", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,"))
+    assert not re.search(r"url\((?!#)|@import", page)
+    assert "default-src 'none'" in page
+
+
+def test_every_picture_has_words_and_every_name_is_there_once(page: str) -> None:
+    outline = Outline(page)
+    assert outline.all("img")
+    assert all(attributes.get("alt") for attributes in outline.all("img"))
+    drawings = [a for a in outline.all("svg") if a.get("aria-hidden") != "true"]
+    assert len(drawings) == 10, "2 at a glance, 4 against epsilon, 4 of training"
+    assert all(a.get("role") == "img" and len(a.get("aria-label") or "") > 40 for a in drawings)
+    ids = [a["id"] for _, a in outline.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    used = re.findall(r'(?:xlink:href="#|url\(#)([^")]+)', page)
+    assert set(used) <= set(ids)
+
+
+def test_drawings_follow_the_colors_and_the_font_of_the_page(page: str) -> None:
+    drawings = "".join(re.findall(r"<svg role.*?</svg>", page, flags=re.DOTALL))
+    assert "var(--s2)" in drawings
+    assert "var(--ink)" in drawings
+    assert "DejaVu" not in drawings
+    assert not re.search(r"(?:fill|stroke): ?#(?!ffffff)[0-9a-f]{6}", drawings), "a color that would not follow dark mode"
+
+
+def test_the_same_runs_give_the_same_report(study: Path, page: str) -> None:
+    assert write_report(study).read_text() == page
+    assert not list(study.glob(".*")) + list(study.glob("*.part"))
+
+
+def test_tables_are_written_beside_it(study: Path, page: str) -> None:
+    markdown, latex = (study / "tables.md").read_text(), (study / "tables.tex").read_text()
+    assert markdown.startswith("# made-up\n")
+    assert "paper: Wasserstein" in markdown
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 6
+
+
+def test_user_text_is_escaped_everywhere(tmp_path: Path) -> None:
+    attack = "<script>alert('x')</script>"
+    folder = fake_study(
+        tmp_path / "a <script>alert(1)<", seeds=1, pictures=True, dataset=attack, model='"><img src=x onerror=y>'
+    )
+    run = next(folder.glob("none*"))
+    run.rename(folder / "<script>alert(2)<")
+    run = folder / "<script>alert(2)<"
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    evaluation |= {"verdict": attack, "masking": [{"evidence": attack}]}
+    evaluation["errors"] |= {attack: 50.0}
+    (run / "evaluation.json").write_text(json.dumps(evaluation))
+    provenance = {"commit": attack, "versions": {attack: attack}, "device": attack, "command": [attack]}
+    (run / "provenance.json").write_text(json.dumps(provenance))
+    (run / "metrics.jsonl").write_text(attack)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"regularizer": attack}))
+    page = write_report(folder).read_text()
+    outline = Outline(page)
+    assert not outline.all("script")
+    assert not [a for a in outline.all("img") if a.get("onerror")]
+    assert "<script" not in page + (folder / "tables.md").read_text()
+    assert "<script>alert(2)<" in outline.words
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("content", [None, b"", b"{ \xff not json", b"[1, 2]", b'{"errors": 7, "epoch": "x", "curve": []}'])
+def test_a_missing_or_broken_file_costs_one_line_and_the_other_runs_stay(
+    tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    run = next(folder.glob("euclidean*"))
+    (run / name).unlink(missing_ok=True)
+    if content is not None:
+        (run / name).write_bytes(content)
+    outline = Outline(write_report(folder).read_text())
+    about = [line for line in outline.text if line.startswith(f"{run.name}/{name}: ")]
+    harmless = content is not None and content.startswith(b'{"') and name in ("metrics.jsonl", "provenance.json")
+    assert len(about) == (0 if harmless else 1), "an object without the keys that are asked for may be an older version's"
+    assert all("\n" not in line and len(line) < 400 for line in about)
+    for point in ("None", "Wasserstein"):
+        assert point in outline.words
+
+
+def test_a_metrics_file_cut_short_shows_the_epochs_before(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    path = next(folder.glob("none*")) / "metrics.jsonl"
+    path.write_text(path.read_text()[:-40])
+    words = Outline(write_report(folder).read_text()).words
+    assert "line 12 of 12 is broken" in words
+    assert "the 11 epochs before it are shown" in words
+
+
+def test_losses_that_are_not_numbers_do_not_stop_the_report(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    for run in folder.iterdir():
+        lines = [{"epoch": 1, "loss": float("nan")}, {"epoch": 2, "loss": float("inf")}, {"epoch": 3, "loss": None}]
+        (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert "Training: left out for lack of data." in Outline(write_report(folder).read_text()).words
+
+
+def test_runs_that_are_not_evaluated_yet_are_said_to_be(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    for path in folder.glob("*/evaluation.json"):
+        path.unlink()
+    words = Outline(write_report(folder).read_text()).words
+    assert "No run has been evaluated yet." in words
+    assert "wassersmooth evaluate" in words
+    assert "Training" in words
+
+
+def test_nothing_but_broken_runs_is_still_a_report(tmp_path: Path) -> None:
+    (tmp_path / "s" / "run").mkdir(parents=True)
+    (tmp_path / "s" / "run" / "config.json").write_text("not json")
+    assert "No run of this study could be read." in Outline(write_report(tmp_path / "s").read_text()).words
+
+
+def test_an_empty_study_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(ValueError, match="holds no run folder"):
+        write_report(tmp_path)
+    with pytest.raises(ValueError, match="not a folder"):
+        write_report(tmp_path / "nowhere")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_report_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    old = write_report(folder).read_text()
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"matplotlib; install it with: pip install 'wassersmooth\[plots\]'"):
+        write_report(folder)
+    assert (folder / "report.html").read_text() == old
+
+
+def test_other_regularizers_and_strengths_have_columns_and_colors_of_their_own(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    more = fake_study(tmp_path / "more", seeds=1, pictures=False)
+    for number, run in enumerate(sorted(more.iterdir())):
+        kind = ("uniform", "wasserstein", "adversarial")[number]
+        config = json.loads((run / "config.json").read_text()) | {"regularizer": kind, "eta": 0.7, "radius": 4 * (number < 2)}
+        (run / "config.json").write_text(json.dumps(config))
+        run.rename(folder / f"more-{number}")
+    page = write_report(folder).read_text()
+    head = re.search(r'id="table-1".*?</thead>', page, flags=re.DOTALL)
+    assert head is not None
+    swatches = re.findall(r"swatch (s\d)", head[0])
+    assert len(set(swatches)) == len(swatches) == 6
+    assert swatches[:3] == ["s0", "s1", "s2"]
+    assert "η = 0.7, radius 4" in head[0]
+    assert "Image-independent" in head[0]
+    papers = re.findall(r"<span>paper</span> 30\.20", page)
+    assert len(papers) == 2, "beside one Wasserstein column, in each unit"
+
+
+def test_seeds_are_one_column_and_machines_do_not_matter(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=2, pictures=False)
+    for number, path in enumerate(folder.glob("*/config.json")):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"device": f"cuda:{number}", "threads": number}))
+    head = re.search(r'id="table-1".*?</thead>', write_report(folder).read_text(), flags=re.DOTALL)
+    assert head is not None
+    assert head[0].count("swatch") == len(POINTS)

@@ -1,0 +1,174 @@
+"""The tables and the paragraph of a report: the paper's numbers, both units, and honest words."""
+
+import json
+from pathlib import Path
+
+import pytest
+from study.fake_runs import fake_study
+
+from wassersmooth.study.report_estimates import Estimate
+from wassersmooth.study.report_reading import read_study
+from wassersmooth.study.report_summary import subtitle, summary
+from wassersmooth.study.report_tables import all_tables, beyond_table, cost_table, errors_table, flips_table, row_title
+from wassersmooth.study.tables import Cell, Row, Table, cells
+
+PAPER_TABLE_1 = ["16.29", "15.61", "15.35", "82.22", "31.10", "30.20", "89.72", "66.83", "44.32", "90.15", "40.06", "32.12"]
+PAPER_TABLE_2 = ["10.009", "7.898", "6.488", "9.920", "9.437", "7.956"]
+
+
+def set_errors(folder: Path, errors: dict[str, list[float]], name: str = "clean") -> None:
+    """Overwrites one error: by regularizer, a number for each seed."""
+    for point, values in errors.items():
+        for seed, value in enumerate(values):
+            path = next(folder.glob(f"{point}*-seed{seed}")) / "evaluation.json"
+            record = json.loads(path.read_text())
+            record["errors"][name] = value
+            path.write_text(json.dumps(record))
+
+
+def test_table_1_has_both_units_beside_the_papers_numbers(tmp_path: Path) -> None:
+    table = errors_table(read_study(fake_study(tmp_path / "s", seeds=2, pictures=False)))
+    assert table is not None
+    labels = [row.label.replace("\u00a0", " ") for row in table.rows]
+    attacks = ["FGSM ε = 8/255", "FGSM ε = 25/255", "I-FGSM-20 ε = 8/255"]
+    assert labels == ["Natural", "ε in pixel units", *attacks, "ε in normalized units", *attacks]
+    printed = [[cell.paper for cell in row.cells] for row in table.rows if row.cells]
+    flat = [number for row in printed for number in row]
+    assert flat == PAPER_TABLE_1[:3] + PAPER_TABLE_1[3:] * 2
+    assert "about 2.4/255 in pixels" in table.caption, "0.3 is the std of the made-up runs"
+    assert "compare orders, not values" in table.caption, "digits are not CIFAR-10"
+
+
+def test_the_papers_own_experiment_carries_no_warning(tmp_path: Path) -> None:
+    study = read_study(fake_study(tmp_path / "s", seeds=1, pictures=False, dataset="cifar10", model="resnet20"))
+    table = errors_table(study)
+    assert table is not None
+    assert "compare orders" not in table.caption
+
+
+def test_table_2_stands_beside_the_papers_numbers(tmp_path: Path) -> None:
+    table = flips_table(read_study(fake_study(tmp_path / "s", seeds=2, pictures=False)))
+    assert table is not None
+    assert [cell.paper for row in table.rows for cell in row.cells] == PAPER_TABLE_2
+    assert "\u22128 to +8" in table.caption
+
+
+def test_without_normalized_units_that_half_is_absent(tmp_path: Path) -> None:
+    table = errors_table(read_study(fake_study(tmp_path / "s", seeds=2, normalized=False, pictures=False)))
+    assert table is not None
+    assert "ε in normalized units" not in [row.label for row in table.rows]
+
+
+def test_values_are_means_with_t_intervals_and_single_seeds_have_wilsons(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "many", seeds=3, pictures=False)
+    set_errors(folder, {"none": [5.0, 6.0, 7.0]})
+    table = errors_table(read_study(folder))
+    assert table is not None
+    # t(2 degrees of freedom) = 4.303, spread 1: half the interval is 4.303 / sqrt(3) = 2.484
+    assert table.rows[0].cells[0] == Cell("6.0", "3.5\u20138.5", "16.29")
+
+    folder = fake_study(tmp_path / "one", seeds=1, pictures=False)
+    path = next(folder.glob("none*")) / "evaluation.json"
+    record = json.loads(path.read_text())
+    record["errors"]["clean"] = 10.0
+    del record["intervals"]  # then Wilson's from the number of images: 40 wrong of 400
+    path.write_text(json.dumps(record))
+    table = errors_table(read_study(folder))
+    assert table is not None
+    assert table.rows[0].cells[0] == Cell("10.0", "7.4\u201313.3", "16.29")
+
+
+def test_only_a_clear_winner_is_bold() -> None:
+    clear = cells([Estimate(30.0, 28.0, 32.0, 1), Estimate(10.0, 8.0, 12.0, 1), None])
+    assert [cell.best for cell in clear] == [False, True, False]
+    assert not any(cell.best for cell in cells([Estimate(11.0, 8.0, 12.0, 1), Estimate(10.0, 8.0, 12.0, 1)]))
+    assert not any(cell.best for cell in cells([Estimate(10.0, 8.0, 12.0, 1)])), "alone is not a victory"
+
+
+def test_other_errors_are_listed_in_words(tmp_path: Path) -> None:
+    table = beyond_table(read_study(fake_study(tmp_path / "s", seeds=1, pictures=False)))
+    assert table is not None
+    titles = [row.label.replace("\u00a0", " ") for row in table.rows]
+    assert titles[0] == "PGD-20, margin loss, ε = 8/255, pixel units"
+    assert titles[1] == "PGD-20, L2 norm ε = 0.5, pixel units"
+    assert row_title("something_new") == "something new"
+
+
+def test_cost_is_relative_to_none(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    for point, seconds in (("none", 2.0), ("euclidean", 5.0), ("wasserstein", 6.0)):
+        epochs = [json.dumps({"epoch": epoch, "loss": 1.0, "seconds": seconds / 2}) for epoch in (1, 2)]
+        (next(folder.glob(f"{point}*")) / "metrics.jsonl").write_text("\n".join(epochs))
+    table = cost_table(read_study(folder))
+    assert table is not None
+    shown = [[cell.value for cell in row.cells] for row in table.rows]
+    assert shown == [
+        ["2.0", "1.00", "1.00 \u00d7", "1"],
+        ["5.0", "2.50", "2.50 \u00d7", "1"],
+        ["6.0", "3.00", "3.00 \u00d7", "1"],
+    ]
+
+
+def test_the_summary_says_what_the_numbers_say(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=3, pictures=False)
+    for name in ("clean", "pgd20_margin_8_pixel", "ifgsm20_8_normalized"):
+        set_errors(folder, {"none": [50.0, 51, 52], "euclidean": [30.0, 31, 32], "wasserstein": [20.0, 21, 22]}, name)
+    lead, detail = summary(read_study(folder))
+    assert lead.startswith("9 networks were trained on digits, with no penalty, Euclidean (η = 0.2) and Wasserstein")
+    assert "Wasserstein penalty is better than the Euclidean one beyond chance on clean images, under attack in pixel" in lead
+    assert (
+        "Compared with no penalty, Euclidean and Wasserstein lower the error under attack in pixel units beyond chance." in lead
+    )
+    assert "The error on clean test images is 51.0 (none), 31.0 (Euclidean) and 21.0 (Wasserstein) %." in detail
+    assert subtitle(read_study(folder)) == "digits · small · 12 epochs · 3 seeds"
+
+    for name in ("clean", "pgd20_margin_8_pixel", "ifgsm20_8_normalized"):
+        set_errors(folder, {"wasserstein": [29.0, 31, 34]}, name)
+    lead, _ = summary(read_study(folder))
+    assert "better than the Euclidean one beyond chance on clean" not in lead
+    assert "cannot be told apart on clean images" in lead or "Nothing measured here" in lead
+
+
+@pytest.mark.parametrize(("seeds", "words"), [(1, "one seed for each setting"), (2, "t-intervals are very wide")])
+def test_the_summary_confesses_few_seeds(tmp_path: Path, seeds: int, words: str) -> None:
+    assert words in summary(read_study(fake_study(tmp_path / "s", seeds=seeds, pictures=False)))[1]
+
+
+def test_the_summary_names_networks_that_only_guess(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=2, pictures=False)
+    assert "Beware" not in summary(read_study(folder))[1]
+    set_errors(folder, {"euclidean": [90.0, 3.0]})
+    assert "Beware: 1 of 6 networks hardly learned anything" in summary(read_study(folder))[1]
+
+
+def test_the_summary_counts_masked_runs(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    for path in folder.glob("*/evaluation.json"):
+        verdict = "masked: x" if path.parent.name.startswith("none") else "no sign of masking"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"verdict": verdict}))
+    assert "1 of 3 evaluated runs show signs of gradient masking" in summary(read_study(folder))[1]
+
+
+def test_markdown_and_latex_have_the_same_numbers_in_columns_of_equal_length(tmp_path: Path) -> None:
+    for table in all_tables(read_study(fake_study(tmp_path / "s", seeds=2, pictures=False))):
+        lines = [line for line in table.to_markdown().splitlines() if line.startswith("|")]
+        assert len({line.replace("\\|", "").count("|") for line in lines}) == 1, table.name
+        body = [line for line in table.to_latex().splitlines() if line.endswith("\\\\") and "multicolumn" not in line]
+        assert len({line.replace("\\&", "").count("&") for line in body}) == 1, table.name
+        heading = table.title.removeprefix("Table 1. ").removeprefix("Table 2. ")
+        assert rf"\caption{{\textbf{{{heading}}} " in table.to_latex(), "LaTeX numbers by itself"
+        for row in table.rows:
+            for cell in row.cells:
+                assert cell.value.replace("_", "\\_").replace("*", "\\*") in table.to_markdown()
+
+
+def test_text_cannot_break_out_of_a_table() -> None:
+    nasty = "<script>alert(1)</script> | a & b \\ $x$ 5% _x_ {y} #1 ~ ^"
+    table = Table("name", nasty, nasty, ((nasty, nasty),), (Row(nasty, (Cell(nasty, nasty, nasty),), nasty),), nasty)
+    assert "<script" not in table.to_html() + table.to_markdown()
+    data = [line for line in table.to_markdown().splitlines() if line.startswith("|")]
+    assert len({line.replace("\\\\", "").replace("\\|", "").count("|") for line in data}) == 1
+    latex = table.to_latex()
+    for character in "&%$#_{}":
+        assert f"\\{character}" in latex
+    assert r"\textbackslash{} \$x\$ 5\% \_x\_ \{y\} \#1 \textasciitilde{} \textasciicircum{}" in latex
