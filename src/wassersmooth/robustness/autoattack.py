@@ -57,7 +57,7 @@ class AutoAttack(Attack):
         device = "cpu" if generator is None else generator.device
         seed = int(torch.randint(0, 2**31, (), device=device, generator=generator))
         ensemble = package.AutoAttack(
-            lambda x: model(x.to(images.dtype)).clone(),  # a clone, because the package writes into the scores
+            lambda x: model(x.to(images.dtype)).to(x.dtype).clone(),  # a clone, because the package writes into the scores
             attacks=self._members(classes),
             device=images.device,
             eps=self.epsilon,
@@ -69,13 +69,15 @@ class AutoAttack(Attack):
         ensemble.apgd_targeted.n_target_classes = ensemble.fab.n_target_classes = min(9, classes - 1)
         if self.version == "rand":
             ensemble.apgd.eot_iter = 20
-        ensemble.logger = _silent_logger()  # what it would warn of, the masking checks report
+        # What the package would log a warning of, the masking checks report.
+        ensemble.logger = ensemble.apgd.logger = ensemble.apgd_targeted.logger = _silent_logger()
         trace = sys.gettrace()
         try:
-            adversarial: Tensor = ensemble.run_standard_evaluation(images, labels, batch_size=len(images))[0]
+            single = images.float()  # the package knows no other precision
+            adversarial: Tensor = ensemble.run_standard_evaluation(single, labels, batch_size=len(images))[0]
         finally:
             sys.settrace(trace)  # the package's check for dynamic defenses takes the debugger's hook and does not give it back
-        return adversarial.to(images.dtype)
+        return torch.where(adversarial == single, images, adversarial.to(images.dtype))
 
     def _members(self, classes: int) -> list[str]:
         if self.version == "rand":

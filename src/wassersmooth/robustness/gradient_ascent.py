@@ -85,4 +85,6 @@ def _as_written(value: object) -> str:
     if not isinstance(value, float):
         return repr(value)
     levels = round(255 * value, 6)
-    return f"{levels:g}/255" if 0 < value < 1 and levels == round(levels) else f"{value:g}"
+    if 0 < value < 1 and repr(value) != f"{value:g}" and (4 * levels).is_integer():  # no short decimal, but gray levels
+        return f"{levels:g}/255"
+    return f"{value:g}"

@@ -125,7 +125,7 @@ class PGD(Attack):
             lower, upper = _box(images, self.epsilon)
             return (images + self.epsilon * (2 * _uniform(images.shape, images, generator) - 1)).clamp(lower, upper)
         direction = standard_normal(images.shape, images, generator)
-        radius = _uniform(torch.Size((len(images),)), images, generator) ** (1 / images[0].numel())  # uniform in the ball
+        radius = _uniform(torch.Size((len(images),)), images, generator).pow(1 / images[0].numel())  # uniform in the ball
         start = images + self.epsilon * radius[:, None, None, None] * _scaled_to_unit_l2(direction)
         return start.clamp(0, 1)
 
@@ -151,7 +151,8 @@ def _std(model: nn.Module, images: Tensor) -> Tensor:
             "units='normalized' needs a model whose normalization can be seen; got none inside "
             f"{type(model).__name__}; wrap it as wassersmooth.Normalized(model, mean, std), or use units='pixel'"
         )
-    return normalization.std.detach().to(images)
+    std: Tensor = normalization.std.detach().to(images)
+    return std
 
 
 def _sign_step(size: Tensor | float, lower: Tensor, upper: Tensor) -> Step:
@@ -165,7 +166,7 @@ def _l2_step(size: float, images: Tensor, epsilon: float) -> Step:
     def step(x: Tensor, g: Tensor) -> Tensor:
         change = x + size * _scaled_to_unit_l2(g) - images
         length = change.flatten(1).norm(dim=1)[:, None, None, None]
-        shrink = (epsilon / length.clamp(min=torch.finfo(x.dtype).tiny)).clamp(max=1)
+        shrink = torch.where(length > epsilon, epsilon / length, 1.0)
         return (images + change * shrink).clamp_(0, 1)
 
     return step

@@ -6,6 +6,7 @@ gradients are masked.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -67,8 +68,8 @@ class Square(Attack):
 
     def _side(self, query: int, height: int, width: int) -> int:
         halvings = sum(query / self.queries > share for share in HALVINGS)
-        share = self.start_share / 2**halvings
-        return max(1, min(round((share * height * width) ** 0.5), height - 1, width - 1))
+        side = math.sqrt(self.start_share / 2**halvings * height * width)
+        return max(1, min(round(side), height - 1, width - 1))
 
 
 class _Draw:

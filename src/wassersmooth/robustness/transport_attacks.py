@@ -63,8 +63,9 @@ class WassersteinPGD(Attack):
         _checks.choice("loss", self.loss, LOSSES)
 
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        self.metric.check(images)
         with torch.no_grad():
-            flow = LimitedFlow(self.metric.cometric(images.double()), self.epsilon, self.iterations)
+            flow = LimitedFlow(self.metric.evaluate(images.double()), self.epsilon, self.iterations)
 
         def step(x: Tensor, g: Tensor) -> Tensor:  # float64 inside: rounding must not create mass, nor leave the box
             return flow.advance(g.double()).to(x.dtype)

@@ -1,0 +1,81 @@
+"""Common corruptions at five severities, with torch alone: the ones of CIFAR-10-C that need no download.
+
+Parameters are those of CIFAR-10-C (Hendrycks and Dietterich, 2019), which was made for small images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from wassersmooth import _checks
+from wassersmooth.robustness.filters import gaussian_blur
+from wassersmooth.robustness.jpeg import jpeg
+from wassersmooth.robustness.noise import gaussian_noise
+
+SEVERITIES = (1, 2, 3, 4, 5)
+PARAMETERS: dict[str, tuple[float, ...]] = {
+    "noise": (0.04, 0.06, 0.08, 0.09, 0.10),  # standard deviation
+    "blur": (0.4, 0.6, 0.7, 0.8, 1.0),  # standard deviation in pixels
+    "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),  # what is left of it
+    "brightness": (0.05, 0.1, 0.15, 0.2, 0.3),  # added to the value of hue, saturation and value
+    "pixelate": (0.95, 0.9, 0.85, 0.75, 0.65),  # share of the resolution that is kept
+    "jpeg": (80, 65, 58, 50, 40),  # quality
+}
+
+
+def corrupt(images: Tensor, kind: str, severity: int, generator: torch.Generator | None = None) -> Tensor:
+    """Images after a common corruption; they stay in [0, 1]. # shape: (B, C, H, W) -> the same
+
+    Arguments:
+        kind: ``"noise"``, ``"blur"``, ``"contrast"``, ``"brightness"``, ``"pixelate"`` or ``"jpeg"``.
+        severity: 1 to 5.
+        generator: where the noise comes from; the others have no randomness.
+    """
+    _checks.batch("images", images)
+    _checks.pixels("images", images)
+    _checks.choice("kind", kind, PARAMETERS)
+    _checks.choice("severity", severity, SEVERITIES)
+    parameter = PARAMETERS[kind][severity - 1]
+    if kind == "noise":
+        return gaussian_noise(images, parameter, generator)
+    corruptions: dict[str, Callable[[Tensor, float], Tensor]] = {
+        "blur": gaussian_blur,
+        "contrast": _contrast,
+        "brightness": _brightness,
+        "pixelate": _pixelate,
+        "jpeg": lambda x, quality: jpeg(x, int(quality)),
+    }
+    return corruptions[kind](images, parameter).clamp(0, 1)
+
+
+def _contrast(images: Tensor, left: float) -> Tensor:
+    mean = images.mean((-2, -1), keepdim=True)
+    return (images - mean) * left + mean
+
+
+def _brightness(images: Tensor, added: float) -> Tensor:
+    """Raises the largest channel by ``added``, up to 1, and the others in proportion: hue and saturation stay."""
+    value = images.amax(1, keepdim=True)
+    brighter = (value + added).clamp(max=1)
+    return torch.where(value > 0, images * (brighter / torch.where(value > 0, value, 1)), brighter)
+
+
+def _pixelate(images: Tensor, kept: float) -> Tensor:
+    """Down to a share of the resolution with Pillow's box filter, and up again to pixels that can be seen."""
+    height, width = images.shape[-2:]
+    rows = _box_resampling(max(1, int(height * kept)), height).to(images)
+    columns = _box_resampling(max(1, int(width * kept)), width).to(images)
+    small = rows @ images @ columns.mT
+    return _box_resampling(height, len(rows)).to(images) @ small @ _box_resampling(width, len(columns)).to(images).mT
+
+
+def _box_resampling(to: int, size: int) -> Tensor:
+    """The matrix that averages, for each new pixel, the old ones whose centers it covers. # shape: (to, size)"""
+    ratio = size / to
+    center = (torch.arange(to, dtype=torch.float64)[:, None] + 0.5) * ratio
+    distance = (torch.arange(size, dtype=torch.float64) + 0.5 - center) / max(ratio, 1.0)
+    weights = ((distance > -0.5) & (distance <= 0.5)).double()
+    return weights / weights.sum(1, keepdim=True)

@@ -1,0 +1,272 @@
+"""Whether measured robustness can be trusted: signs of gradient masking, each named and with its evidence.
+
+A gradient attack that fails says "robust" or "the gradient is of no use". The signs of the second (Athalye et al., 2018;
+Carlini et al., 2019) are looked for here. Nobody is accused on a hunch: a finding stands only where the worst error found
+so far is beaten beyond its interval, on the same images (:func:`~wassersmooth.robustness.intervals.beats`), or where a
+gradient is broken outright.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, Square
+from wassersmooth.robustness.classifier import attacked, gradient, scores
+from wassersmooth.robustness.intervals import beats, wilson
+from wassersmooth.robustness.measurement import Measurement, Perturbation
+from wassersmooth.robustness.noise import sign_noise
+from wassersmooth.robustness.suites import Limits
+
+LEVELS = (8, 25, 64)  # sizes of the probes in 1/255; the next one only where no attack of the last one was decisive
+DECISIVE = 50.0  # percent: an error that tells working attacks from failing ones
+NOISE_DRAWS = 10
+SMOOTHING = 8 / 255  # how far the smoothed copy of the model looks around
+SMOOTHING_DRAWS = 4
+NEAR_100 = 95.0  # an unbounded attack below this, interval included, is said to fail
+BROKEN_SHARE = 5.0  # percent of images without a usable gradient, interval included, that chance does not explain
+SAME_ANSWER = 1e-4  # how much two answers may differ, relative to the largest score: kernels may sum in another order
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sign of masking.
+
+    Attributes:
+        name: what was found, such as ``"black_box_beats_white_box"``.
+        evidence: one sentence with the numbers.
+        numbers: the numbers by themselves.
+    """
+
+    name: str
+    evidence: str
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        return self.name.replace("_", " ")
+
+
+class MaskingChecks:
+    """Runs the probes that the checks need and compares them, always on the same images.
+
+    Arguments:
+        measurement: the model and the images.
+        table: which images are wrong under each row that was reported. # shape of each: (B,) bool
+        limits: how many images and queries to spend.
+    """
+
+    def __init__(self, measurement: Measurement, table: dict[str, Tensor], limits: Limits) -> None:
+        self.measurement, self.table, self.limits = measurement, table, limits
+        self.count = min(limits.probes, len(measurement.images))
+        self.probes: dict[str, Tensor] = {}
+        self.descriptions: dict[str, str] = {}
+
+    def run(self) -> list[Finding]:
+        """All findings, each kind once; the probes behind them stay in ``probes``."""
+        found = self.one_step_beats_many("fgsm_8_normalized", "ifgsm20_8_normalized") + self.broken_gradients()
+        for levels in LEVELS:
+            found += self.compare_attacks(levels)
+            strongest = max(_percent(wrong) for name, wrong in self._attacks(levels).items())
+            if strongest >= DECISIVE:
+                break
+        found += self.unbounded_attack_fails()
+        return list({finding.name: finding for finding in reversed(found)}.values())[::-1]  # the first of each kind
+
+    def compare_attacks(self, levels: int) -> list[Finding]:
+        """Attacks of one size, ``levels / 255`` in pixels, against each other."""
+        epsilon, n = levels / 255, levels
+        self._probe(f"fgsm_{n}_pixel", FGSM(epsilon))
+        self._probe(f"ifgsm20_{n}_pixel", IFGSM(epsilon, epsilon / 4, 20))
+        found = self.one_step_beats_many(f"fgsm_{n}_pixel", f"ifgsm20_{n}_pixel")
+        found += self.saturated_softmax(n)
+        white_box = self._worst(n)
+        noise = self._noise(n)
+        square = Square(epsilon, self.limits.square_queries)
+        challengers = (
+            ("noise_beats_gradient", f"random signs, the best of {NOISE_DRAWS} draws, do more harm than any gradient", noise),
+            (
+                "black_box_beats_white_box",
+                f"the Square attack ({square.queries} queries, no gradients) beats every gradient attack of the same size",
+                self._probe(f"square_{n}_pixel", square),
+            ),
+            (
+                "transfer_beats_white_box",
+                "adversarial images of the model averaged over noise do more harm than the model's own",
+                self._probe(f"transfer_{n}_pixel", *_transfer_from_smoothed(epsilon)),
+            ),
+        )
+        for name, text, wrong in challengers:
+            if beats(wrong, white_box[1]):
+                found.append(_comparison(name, text, f"{n}/255", wrong, *white_box))
+        return found
+
+    def one_step_beats_many(self, one_step: str, many_steps: str) -> list[Finding]:
+        both = self.table | self.probes
+        if one_step not in both or many_steps not in both:
+            return []
+        count = min(len(both[one_step]), len(both[many_steps]))  # a probe may have fewer images than the table
+        one, many = both[one_step][:count], both[many_steps][:count]
+        if not beats(one, many):
+            return []
+        text = "one gradient step does more harm than twenty inside the same ball"
+        return [_comparison("one_step_beats_many", text, one_step, one, many_steps, many)]
+
+    def broken_gradients(self) -> list[Finding]:
+        """Gradients of the margin that are exactly zero or not finite: of the margin, because it does not saturate."""
+
+        def largest(images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+            with attacked(self.measurement.model, images) as model:
+                g = gradient(model, images, labels, "margin").flatten(1)
+            return torch.where(g.isfinite().all(1), g.abs().amax(1), torch.nan)
+
+        size = self.measurement.collect("margin gradient", largest, self.count)
+        found = []
+        for name, text, broken in (
+            ("gradients_vanish", "exactly zero", size == 0),
+            ("gradients_not_finite", "not finite", size.isnan()),
+        ):
+            low, high = wilson(int(broken.sum()), self.count)
+            if low > BROKEN_SHARE:
+                share = _percent(broken)
+                evidence = f"the gradient is {text} on {share:.1f} % of {self.count} images (interval {low:.1f} to {high:.1f})"
+                found.append(Finding(name, evidence, {"share": share, "low": low, "high": high}))
+        return found
+
+    def saturated_softmax(self, levels: int) -> list[Finding]:
+        """The cross-entropy has no gradient where the softmax is 1 to rounding; a margin loss then finds more."""
+
+        def saturated(images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+            with torch.no_grad():
+                return scores(self.measurement.model, images).softmax(1).amax(1) == 1
+
+        name, worst = self._worst(levels)
+        margin = self._probe(f"pgd20_margin_{levels}_pixel", PGD(levels / 255, levels / 4 / 255, 20, loss="margin"))
+        share = _percent(self.measurement.collect("saturation", saturated, self.count))
+        if share <= BROKEN_SHARE or not beats(margin, worst):
+            return []
+        text = f"the softmax is 1 to rounding on {share:.1f} % of the images, which hides what a margin loss finds"
+        return [_comparison("saturated_softmax", text, f"pgd20_margin_{levels}_pixel", margin, name, worst)]
+
+    def unbounded_attack_fails(self) -> list[Finding]:
+        """With epsilon = 1 any image is allowed, so an attack that works reaches an error near 100 %.
+
+        Compared with what needs no gradient at all: another image of the set, of another class, in the place of each.
+        """
+        unbounded = self._probe("unbounded_pgd20", PGD(1.0, 0.1, 20, random_start=False, loss="margin"))
+        high = wilson(int(unbounded.sum()), self.count)[1]
+        exchanged = self._exchanged()
+        self._keep("another_image", exchanged, "some other image of the set in its place")
+        if high >= NEAR_100 or not beats(exchanged, unbounded):
+            return []
+        text = f"with any image allowed (epsilon 1), the gradient attack stays below {NEAR_100:g} %"
+        return [_comparison("unbounded_attack_fails", text, "another image in its place", exchanged, "unbounded", unbounded)]
+
+    def _exchanged(self) -> Tensor:
+        """Whether some other image of the set, put in its place, gets another label. # shape: (count,) bool"""
+
+        def predict(images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+            with torch.no_grad():
+                return scores(self.measurement.model, images).argmax(1)
+
+        predicted = self.measurement.collect("exchange", predict, self.count)
+        labels = self.measurement.labels[: self.count].cpu()
+        return (predicted[None, :] != labels[:, None]).any(1)
+
+    def _noise(self, levels: int) -> Tensor:
+        """Wrong under any of several draws of random signs."""
+        wrong = torch.zeros(self.count, dtype=torch.bool)
+        for draw in range(NOISE_DRAWS):
+            wrong |= self.measurement.wrong(f"noise {levels} {draw}", _sign_noise(levels / 255), self.count)
+        name = f"noise_best_of_{NOISE_DRAWS}_{levels}_pixel"
+        return self._keep(name, wrong, f"+-{levels}/255 at random, wrong under any of {NOISE_DRAWS} draws")
+
+    def _attacks(self, levels: int) -> dict[str, Tensor]:
+        """Everything of this size in pixels that was measured, on the images of the probes."""
+        both = {name: wrong[: self.count] for name, wrong in (self.table | self.probes).items()}
+        return {name: wrong for name, wrong in both.items() if name.endswith(f"_{levels}_pixel")}
+
+    def _worst(self, levels: int) -> tuple[str, Tensor]:
+        """The gradient attack of this size with the largest error so far."""
+        kinds = ("fgsm", "ifgsm20", "pgd20_margin")
+        attacks = {name: wrong for name, wrong in self._attacks(levels).items() if name.startswith(kinds)}
+        return max(attacks.items(), key=lambda item: int(item[1].sum()))
+
+    def _probe(self, name: str, perturb: Perturbation, description: str = "") -> Tensor:
+        """Which of the probes' images are wrong; measured unless the table has it."""
+        if name in self.table:
+            return self.table[name][: self.count]
+        if name not in self.probes:
+            self._keep(name, self.measurement.wrong(name, perturb, self.count), description or repr(perturb))
+        return self.probes[name]
+
+    def _keep(self, name: str, wrong: Tensor, description: str) -> Tensor:
+        self.probes[name], self.descriptions[name] = wrong, description
+        return wrong
+
+
+def answers_at_random(measurement: Measurement, limit: int) -> list[Finding]:
+    """Whether the model answers differently when it is asked again."""
+
+    def ask_twice(images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        with torch.no_grad():
+            first, second = scores(measurement.model, images, labels), scores(measurement.model, images)
+        difference = (first - second).abs().amax(1) / first.abs().amax().clamp(min=torch.finfo(first.dtype).tiny)
+        return torch.stack((difference.double(), (first.argmax(1) != second.argmax(1)).double()), 1)
+
+    difference, changed = measurement.collect("asked twice", ask_twice, limit).unbind(1)
+    largest = difference.max().item()
+    if largest <= SAME_ANSWER:
+        return []
+    share = 100 * changed.mean().item()
+    evidence = (
+        f"asked twice about the same {len(changed)} images, the scores differ by up to {100 * largest:.2g} % of the largest "
+        f"and {share:.1f} % of the labels change"
+    )
+    return [Finding("test_time_randomness", evidence, {"largest_difference": largest, "labels_changed": share})]
+
+
+class Smoothed(nn.Module):
+    """A model whose scores are averaged over white noise: its gradient sees the slope, not the ripples."""
+
+    def __init__(self, model: nn.Module, generator: torch.Generator) -> None:
+        super().__init__()
+        self.model, self.generator = model, generator
+
+    def forward(self, images: Tensor) -> Tensor:
+        total: Tensor | float = 0.0
+        for _ in range(SMOOTHING_DRAWS):
+            noise = torch.randn(images.shape, dtype=images.dtype, device=images.device, generator=self.generator)
+            total = total + self.model(images + SMOOTHING * noise)
+        assert isinstance(total, Tensor)
+        return total / SMOOTHING_DRAWS
+
+
+def _sign_noise(size: float) -> Perturbation:
+    return lambda model, images, labels, generator: sign_noise(images, size, generator)
+
+
+def _transfer_from_smoothed(epsilon: float) -> tuple[Perturbation, str]:
+    """Attacks a copy of the model whose answers are averaged over noise, where shattered gradients are mended."""
+    attack = PGD(epsilon, epsilon / 4, 10, loss="margin")
+
+    def perturb(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        return attack(Smoothed(model, generator), images, labels, generator)
+
+    return perturb, f"{attack!r} of the model averaged over {SMOOTHING_DRAWS} draws of noise"
+
+
+def _comparison(name: str, text: str, challenger: str, wrong: Tensor, champion: str, worst: Tensor) -> Finding:
+    low, high = wilson(int(worst.sum()), len(worst))
+    evidence = (
+        f"{text}: error {_percent(wrong):.1f} % ({challenger}) against {_percent(worst):.1f} % ({champion}, interval "
+        f"{low:.1f} to {high:.1f}) on the same {len(worst)} images"
+    )
+    numbers = {"error": _percent(wrong), "reported": _percent(worst), "low": low, "high": high, "images": float(len(worst))}
+    return Finding(name, evidence, numbers)
+
+
+def _percent(wrong: Tensor) -> float:
+    return 100 * wrong.double().mean().item()

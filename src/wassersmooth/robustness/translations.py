@@ -1,0 +1,69 @@
+"""Translations, and the paper's count of how often a label changes along them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wassersmooth import _checks
+from wassersmooth.robustness.classifier import asked, scores
+
+Axis = Literal["horizontal", "vertical"]
+Padding = Literal["zeros", "edge", "reflect"]
+
+AXES = ("horizontal", "vertical")
+PAD_MODES = {"zeros": "constant", "edge": "replicate", "reflect": "reflect"}
+
+
+def translate(images: Tensor, shift: int, axis: Axis = "horizontal", padding: Padding = "zeros") -> Tensor:
+    """Images moved by whole pixels, to the right or down where ``shift`` is positive. # shape: (B, C, H, W) -> the same
+
+    Arguments:
+        images: any finite values.
+        shift: in pixels; smaller than the image.
+        axis: ``"horizontal"`` or ``"vertical"``.
+        padding: what comes in at the border: ``"zeros"``, the ``"edge"`` repeated, or the image mirrored (``"reflect"``).
+    """
+    _checks.batch("images", images)
+    _checks.choice("padding", padding, PAD_MODES)
+    if isinstance(shift, bool) or not isinstance(shift, int):
+        raise ValueError(f"shift must be a whole number of pixels; got {shift!r}")
+    _check_reach("shift", abs(shift), images, axis)
+    before, after = max(shift, 0), max(-shift, 0)
+    if axis == "horizontal":
+        padded = F.pad(images, (before, after, 0, 0), mode=PAD_MODES[padding])
+        return padded[..., after : after + images.shape[-1]].clone()
+    padded = F.pad(images, (0, 0, before, after), mode=PAD_MODES[padding])
+    return padded[..., after : after + images.shape[-2], :].clone()
+
+
+def label_flips(
+    model: nn.Module, images: Tensor, axis: Axis = "horizontal", reach: int = 16, padding: Padding = "zeros"
+) -> Tensor:
+    """How often the predicted label changes along a translation: the paper's second table. # shape: (B, C, H, W) -> (B,)
+
+    Counted between adjacent frames of the ``2 * reach + 1`` shifts from ``-reach`` to ``+reach``, so 0 to ``2 * reach``. The
+    model is asked in the mode it is in and left as it was found.
+    """
+    _checks.batch("images", images)
+    _checks.positive_integer("reach", reach)
+    _check_reach("reach", reach, images, axis)
+    _checks.model_on(model, images)
+    flips = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+    with asked(model, images) as inner:
+        before: Tensor | None = None
+        for shift in range(-reach, reach + 1):
+            label = scores(inner, translate(images, shift, axis, padding)).argmax(1)
+            flips += 0 if before is None else label != before
+            before = label
+    return flips
+
+
+def _check_reach(name: str, pixels: int, images: Tensor, axis: str) -> None:
+    _checks.choice("axis", axis, AXES)
+    size = images.shape[-1] if axis == "horizontal" else images.shape[-2]
+    if pixels >= size:
+        raise ValueError(f"{name} must be smaller than the image, {size} pixels along the {axis} axis; got {pixels}")

@@ -1,0 +1,34 @@
+"""The example of docs/robustness.md runs as it is written and prints what the page shows."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import wassersmooth as ws
+from wassersmooth.robustness import attacks, variations
+from wassersmooth.robustness.dossier import evaluate
+
+PAGE = (Path(__file__).parents[2] / "docs" / "robustness.md").read_text()
+
+
+def rows(page):
+    """Names, and numbers of images, of every row of the tables: what does not depend on the machine."""
+    return [(cells[1].strip(), cells[4].strip()) for cells in (line.split("|") for line in page.splitlines()) if len(cells) > 5]
+
+
+def test_the_example_prints_what_the_page_shows(monkeypatch, capsys):
+    for name, value in (("attacks", attacks), ("variations", variations), ("evaluate", evaluate)):
+        monkeypatch.setattr(ws, name, value, raising=False)
+    names: dict[str, object] = {}
+    with torch.random.fork_rng(devices=[]):
+        for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+            exec(block, names)
+    printed = capsys.readouterr().out
+    shown = "\n".join(line[2:] for line in PAGE.splitlines() if line.startswith("> "))
+    assert "**Verdict: no sign of masking.**" in printed
+    assert rows(printed) == rows(shown)
+    assert len(rows(shown)) > 20
+    for name, error in re.findall(r"\| (\w+) \| ([\d.]+) \| [\d.]+ to [\d.]+ \| 597", shown):
+        assert names["report"].errors[name] == pytest.approx(float(error), abs=4)  # training is not bit for bit the same

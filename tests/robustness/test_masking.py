@@ -1,0 +1,131 @@
+"""Models masked by construction are found, honestly trained ones are not accused."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from robustness.small_models import QuantizedInput, RandomOutput, Saturated, Shattered, digits, network, trained
+from torch import nn
+
+from wassersmooth.normalized import Normalized
+from wassersmooth.robustness.attacks import PGD
+from wassersmooth.robustness.dossier import evaluate
+
+
+def report(model, suite="quick", seed=0, **options):
+    _, _, images, labels = digits()
+    return evaluate(model, images, labels, suite, generator=torch.Generator().manual_seed(seed), **options)
+
+
+class Untrustworthy(nn.Module):
+    """Scores that are right, and a gradient that is not a number."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        zero = (x - x.detach()).sum((1, 2, 3), keepdim=True)  # its root has an infinite slope, times zero
+        return self.model(x + zero.abs().sqrt() * 0)
+
+
+MASKED = {
+    "quantized": (QuantizedInput, {"gradients_vanish", "black_box_beats_white_box", "unbounded_attack_fails"}),
+    "saturated": (Saturated, {"saturated_softmax"}),
+    "shattered": (Shattered, {"black_box_beats_white_box", "unbounded_attack_fails"}),
+    "random": (RandomOutput, {"test_time_randomness", "noise_beats_gradient"}),
+    "a little random": (lambda model: RandomOutput(model, 0.05), {"test_time_randomness"}),
+    "not a number": (Untrustworthy, {"gradients_not_finite"}),
+}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("kind", MASKED)
+def test_masked_by_construction(kind, seed):
+    mask, expected = MASKED[kind]
+    found = report(mask(trained(seed=seed)), seed=seed)
+    assert expected <= {finding.name for finding in found.masking}
+    assert found.verdict.startswith("masked: ")
+    for finding in found.masking:
+        assert finding.words in found.verdict
+        assert finding.evidence in found.to_markdown()
+        assert any(character.isdigit() for character in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("eta_sq", "seed", "suite"), [(0.0, 0, "paper"), (0.3, 0, "paper"), (0.0, 1, "quick"), (0.03, 1, "quick")]
+)
+def test_honest_models_are_not_accused(eta_sq, seed, suite):
+    found = report(trained(eta_sq, seed), suite, seed=seed)
+    assert found.masking == []
+    assert found.verdict == "no sign of masking"
+
+
+def test_saturation_alone_is_no_sin():
+    """Trained for long, the softmax of many images is 1 to rounding; cross-entropy attacks still do their work."""
+    model = Saturated(trained(), 3.0)
+    images = digits()[2]
+    with torch.no_grad():
+        assert (model(images).softmax(1).amax(1) == 1).float().mean() > 0.2
+    assert report(model).masking == []
+
+
+def adversarially_trained():
+    images, labels, *_ = digits()
+    torch.manual_seed(0)
+    model = Normalized(network(), 0.3, 0.38)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    attack = PGD(32 / 255, 16 / 255, 4)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(6):
+        for index in torch.randperm(len(images), generator=generator).split(100):
+            attacked = attack(model.eval(), images[index], labels[index], generator)
+            loss = F.cross_entropy(model.train()(attacked), labels[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.eval()
+
+
+def perceptron(activation):
+    images, labels, *_ = digits()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), activation, nn.Linear(100, 10))
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(150):
+        loss = F.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        adversarially_trained,
+        lambda: perceptron(nn.ReLU()),
+        lambda: perceptron(nn.Sigmoid()),
+        lambda: perceptron(nn.Tanh()),
+        lambda: network().eval(),
+    ],
+    ids=["adversarially trained", "relu", "sigmoid", "tanh", "untrained"],
+)
+def test_other_honest_models_are_not_accused(make):
+    assert report(make()).masking == []
+
+
+def test_the_evidence_is_paired_and_counted():
+    found = {finding.name: finding for finding in report(QuantizedInput(trained())).masking}
+    numbers = found["black_box_beats_white_box"].numbers
+    assert numbers["error"] > numbers["high"] >= numbers["reported"] >= numbers["low"]
+    assert numbers["images"] == 100
+    assert found["gradients_vanish"].numbers["share"] == 100
+
+
+def test_a_constant_model_is_reported_but_not_for_an_impossible_attack():
+    """Nothing can change the answer: the gradient is zero indeed, but another image would not help either."""
+    _, _, images, labels = digits()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    nn.init.zeros_(model[1].weight)
+    found = evaluate(model, images, labels % 2, "quick", generator=torch.Generator().manual_seed(0))
+    assert {finding.name for finding in found.masking} == {"gradients_vanish"}

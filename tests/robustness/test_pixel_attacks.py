@@ -1,0 +1,269 @@
+"""FGSM, I-FGSM, PGD and Square: what they stay in, what they raise, and what others compute."""
+
+import copy
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
+import foolbox
+import pytest
+import torch
+import torch.nn.functional as F
+from robustness.attack_table import ALL, L2, LINF, NORMALIZED
+from robustness.small_models import digits, trained
+from torch import nn
+
+from wassersmooth.normalized import Normalized
+from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, Attack, Square
+
+
+def case(device="cpu", dtype=torch.float32, count=40, eta_sq=0.0):
+    _, _, images, labels = digits()
+    model = copy.deepcopy(trained(eta_sq)).to(device=device, dtype=dtype)
+    return model, images[:count].to(device, dtype), labels[:count].to(device)
+
+
+def errors(model, images, labels):
+    return (model(images).argmax(1) != labels).float().mean().item()
+
+
+@pytest.mark.parametrize("attack", LINF, ids=repr)
+def test_stays_in_the_box_and_the_ball(attack, device, seeded):
+    model, images, labels = case(device)
+    attacked = attack(model, images, labels, seeded(0))
+    assert attacked.shape == images.shape
+    assert attacked.dtype == images.dtype
+    assert attacked.min() >= 0
+    assert attacked.max() <= 1
+    assert (attacked - images).abs().max() <= attack.epsilon + 1e-7
+    assert (attacked - images).abs().max() >= 0.99 * attack.epsilon  # and uses what it has
+
+
+@pytest.mark.parametrize("attack", L2, ids=repr)
+def test_stays_in_the_l2_ball(attack, device, seeded):
+    model, images, labels = case(device)
+    attacked = attack(model, images, labels, seeded(0))
+    length = (attacked - images).flatten(1).norm(dim=1)
+    assert attacked.min() >= 0
+    assert attacked.max() <= 1
+    assert length.max() <= attack.epsilon * (1 + 1e-5)
+    assert length.max() >= 0.9 * attack.epsilon
+
+
+@pytest.mark.parametrize("attack", ALL, ids=repr)
+def test_does_harm(attack, device, seeded):
+    model, images, labels = case(device)
+    attacked = attack(model, images, labels, seeded(0))
+    assert errors(model, attacked, labels) > errors(model, images, labels) + 0.05
+    assert F.cross_entropy(model(attacked), labels) > F.cross_entropy(model(images), labels)
+
+
+@pytest.mark.parametrize("attack", ALL, ids=repr)
+def test_targeted_attacks_go_where_they_are_told(attack, device, seeded):
+    model, images, labels = case(device)
+    wanted = (labels + 1) % 10
+    attacked = replace(attack, targeted=True)(model, images, wanted, seeded(0))
+    assert F.cross_entropy(model(attacked), wanted) < 0.9 * F.cross_entropy(model(images), wanted)
+    assert (model(attacked).argmax(1) == wanted).sum() >= (model(images).argmax(1) == wanted).sum()
+    assert "targeted=True" in repr(replace(attack, targeted=True))
+
+
+@pytest.mark.parametrize("attack", ALL, ids=repr)
+def test_epsilon_zero_changes_nothing(attack, seeded):
+    model, images, labels = case()
+    assert torch.equal(replace(attack, epsilon=0.0)(model, images, labels, seeded(0)), images)
+
+
+@pytest.mark.parametrize("attack", ALL, ids=repr)
+def test_the_seed_decides(attack, device, seeded):
+    model, images, labels = case(device)
+    first, again, other = (attack(model, images, labels, seeded(seed)) for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    random = isinstance(attack, Square) or getattr(attack, "random_start", False)
+    assert torch.equal(first, other) != random
+
+
+@pytest.mark.parametrize("attack", ALL, ids=repr)
+def test_attacks_are_values(attack):
+    assert copy.deepcopy(attack) == attack == pickle.loads(pickle.dumps(attack))
+    assert hash(attack) == hash(copy.deepcopy(attack))
+    with pytest.raises(FrozenInstanceError):
+        attack.epsilon = 1.0
+
+
+def test_repr_is_what_one_writes():
+    assert repr(FGSM(8 / 255)) == "FGSM(epsilon=8/255, units='pixel')"
+    assert repr(IFGSM(8 / 255, 2 / 255, 20, "normalized")) == (
+        "IFGSM(epsilon=8/255, step=2/255, iterations=20, units='normalized')"
+    )
+    assert repr(PGD(25 / 255, 6.25 / 255, 20)).startswith("PGD(epsilon=25/255, step=6.25/255, iterations=20, norm='linf'")
+    assert repr(PGD(0.5, 0.1, 20, norm="l2")).startswith("PGD(epsilon=0.5, step=0.1, ")
+    assert repr(FGSM(1.0)) == "FGSM(epsilon=1, units='pixel')"
+    assert repr(FGSM(0.0)) == "FGSM(epsilon=0, units='pixel')"
+
+
+@pytest.mark.parametrize("units", ["pixel", "normalized"])
+def test_fgsm_is_ifgsm_with_one_step(units):
+    model, images, labels = case()
+    one_step = IFGSM(8 / 255, 8 / 255, 1, units)(model, images, labels)
+    assert torch.equal(FGSM(8 / 255, units)(model, images, labels), one_step)
+
+
+FOOLBOX = {
+    "fgsm": (FGSM(20 / 255), foolbox.attacks.LinfFastGradientAttack(random_start=False)),
+    "ifgsm": (
+        IFGSM(20 / 255, 4 / 255, 8),
+        foolbox.attacks.LinfBasicIterativeAttack(abs_stepsize=4 / 255, steps=8, random_start=False),
+    ),
+    "pgd": (
+        PGD(20 / 255, 4 / 255, 8, random_start=False),
+        foolbox.attacks.LinfProjectedGradientDescentAttack(abs_stepsize=4 / 255, steps=8, random_start=False),
+    ),
+    "l2": (
+        PGD(0.8, 0.2, 8, norm="l2", random_start=False),
+        foolbox.attacks.L2ProjectedGradientDescentAttack(abs_stepsize=0.2, steps=8, random_start=False),
+    ),
+}
+
+
+# foolbox's FGSM has no targeted form
+@pytest.mark.parametrize(("name", "targeted"), [(n, t) for n in FOOLBOX for t in (False, True) if (n, t) != ("fgsm", True)])
+def test_agrees_with_foolbox(name, targeted, device):
+    ours, theirs = FOOLBOX[name]
+    model, images, labels = case(device, torch.float64)
+    goal = (labels + 1) % 10 if targeted else labels
+    criterion = foolbox.criteria.TargetedMisclassification(goal) if targeted else foolbox.criteria.Misclassification(goal)
+    wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device=device)
+    expected, _, _ = theirs(wrapped, images, criterion, epsilons=ours.epsilon)
+    torch.testing.assert_close(replace(ours, targeted=targeted)(model, images, goal), expected, rtol=0, atol=1e-9)
+
+
+def test_normalized_units_are_measured_behind_the_normalization():
+    """The paper's protocol, by hand: normalize, attack what is inside with epsilon in its own units, never clip."""
+    mean, std = [0.2, 0.4, 0.5], [0.1, 0.25, 0.5]
+    torch.manual_seed(0)
+    inside = nn.Sequential(nn.Flatten(), nn.Linear(3 * 25, 16), nn.Tanh(), nn.Linear(16, 4)).double()
+    model = Normalized(inside, mean, std)
+    images, labels = torch.rand(6, 3, 5, 5, dtype=torch.float64), torch.arange(6) % 4
+    z0 = (images - model.mean) / model.std
+    z = z0.clone()
+    for _ in range(4):
+        z.requires_grad_()
+        (g,) = torch.autograd.grad(F.cross_entropy(inside(z), labels, reduction="sum"), z)
+        z = (z + 0.1 * g.sign()).clamp(z0 - 0.25, z0 + 0.25).detach()
+    attacked = IFGSM(0.25, 0.1, 4, "normalized")(model, images, labels)
+    torch.testing.assert_close(attacked, z * model.std + model.mean, rtol=0, atol=1e-7)
+    change = (attacked - images).abs().amax((0, 2, 3))
+    torch.testing.assert_close(change, 0.25 * torch.tensor(std, dtype=torch.float64), rtol=1e-6, atol=0)
+    assert attacked.max() > 1  # not clipped
+
+
+@pytest.mark.parametrize("attack", NORMALIZED, ids=repr)
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager"), nn.Sequential])
+def test_the_normalization_is_found_inside_wrappers(attack, wrap):
+    model, images, labels = case()
+    expected = attack(model, images, labels)
+    torch.testing.assert_close(attack(wrap(model), images, labels), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("attack", NORMALIZED, ids=repr)
+def test_without_a_visible_normalization_there_are_no_normalized_units(attack):
+    model, images, labels = case()
+    with pytest.raises(ValueError, match=r"wassersmooth\.Normalized\(model, mean, std\), or use units='pixel'"):
+        attack(model.model, images, labels)
+
+
+def test_restarts_only_help():
+    model, images, labels = case(count=200)
+    found = []
+    for restarts in (1, 8):
+        attack = PGD(25 / 255, 10 / 255, 2, restarts=restarts)
+        found.append(errors(model, attack(model, images, labels, torch.Generator().manual_seed(0)), labels))
+    assert found[1] > found[0]
+
+
+def test_restarts_prefer_success_to_loss():
+    """Bright images are classified right with a large loss, dark ones wrong with a small one."""
+
+    class Undecided(nn.Module):
+        def forward(self, x):
+            scores = torch.zeros(len(x), 10)
+            bright = x.detach().mean((1, 2, 3)) > 0.5
+            scores[bright, 0] = 0.1  # class 0 by a little, loss about 2.2
+            scores[~bright, 0], scores[~bright, 1] = 5.0, 5.1  # class 1 by a little, loss about 0.75
+            return scores
+
+    images, labels = torch.full((50, 1, 4, 4), 0.5), torch.zeros(50, dtype=torch.int64)
+    attack = PGD(0.1, 0.1, 1, restarts=20)
+    attacked = attack(Undecided(), images, labels, torch.Generator().manual_seed(0))
+    assert (Undecided()(attacked).argmax(1) == 1).all()
+    first = replace(attack, restarts=1)(Undecided(), images, labels, torch.Generator().manual_seed(0))
+    assert (Undecided()(first).argmax(1) == 0).any()
+
+
+def test_the_random_start_fills_the_ball():
+    """Without a gradient the attack ends where it started: uniform in [-eps, eps], and in the L2 ball."""
+    blind = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    nn.init.zeros_(blind[1].weight)
+    images, labels = torch.full((4000, 1, 8, 8), 0.5), torch.zeros(4000, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(0)
+    change = (PGD(0.1, 0.1, 1)(blind, images, labels, generator) - images) / 0.1
+    assert change.abs().max() <= 1 + 1e-5
+    assert abs(change.std().item() - 3**-0.5) < 0.01
+    length = (PGD(0.1, 0.1, 1, norm="l2")(blind, images, labels, generator) - images).flatten(1).norm(dim=1) / 0.1
+    assert length.max() <= 1 + 1e-5
+    assert abs((length**64).mean().item() - 0.5) < 0.03  # the share of the ball's volume within is uniform
+
+
+def test_margin_loss_survives_a_saturated_softmax():
+    model, images, labels = case(count=100)
+    saturated = nn.Sequential(model, Scale(1e4))
+    settings = {"epsilon": 40 / 255, "step": 10 / 255, "iterations": 5, "random_start": False}
+    by_entropy = PGD(**settings)(saturated, images, labels)
+    by_margin = PGD(**settings, loss="margin")(saturated, images, labels)
+    assert errors(saturated, by_margin, labels) > errors(saturated, by_entropy, labels) + 0.3
+
+
+def test_a_gradient_that_is_not_a_number_leaves_the_image_alone():
+    class Root(nn.Module):
+        def forward(self, x):
+            return torch.stack((x.flatten(1).sum(1).abs().sqrt(), x.flatten(1).sum(1)), 1)
+
+    images = torch.zeros(2, 1, 3, 3)
+    images[1] = 0.5
+    for attack in (FGSM(0.1), PGD(0.1, 0.1, 2, norm="l2", random_start=False)):
+        attacked = attack(Root(), images, torch.ones(2, dtype=torch.int64))
+        assert torch.equal(attacked[0], images[0])
+        assert not torch.equal(attacked[1], images[1])
+
+
+def test_square_uses_no_gradient_and_leaves_what_is_fooled():
+    class NoGradient(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model, self.queries = model, 0
+
+        def forward(self, x):
+            self.queries += len(x)
+            return self.model(x.detach())
+
+    model, images, labels = case()
+    counted = NoGradient(model)
+    attacked = Square(64 / 255, queries=50)(counted, images, labels, torch.Generator().manual_seed(0))
+    assert errors(model, attacked, labels) > 0.5
+    assert counted.queries < 0.9 * 51 * len(images)
+
+
+class Scale(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+def test_the_public_names():
+    from wassersmooth.robustness import attacks
+
+    for name in ("FGSM", "IFGSM", "PGD", "WassersteinFGSM", "WassersteinPGD", "AutoAttack", "Square"):
+        assert issubclass(getattr(attacks, name), Attack)
