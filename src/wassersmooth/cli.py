@@ -1,0 +1,105 @@
+"""The command line: parses and calls. What the commands do is written in `study/commands.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from wassersmooth.study import presets
+from wassersmooth.study.commands import COMMANDS, StudyCommand
+from wassersmooth.study.errors import StudyError
+
+PROGRAM = "wassersmooth"
+DESCRIPTION = """\
+usage: wassersmooth COMMAND [OPTIONS]
+
+Wasserstein smoothness for image classifiers: the paper's study as one command, and an honest measurement of robustness.
+Begin with `wassersmooth reproduce`; `wassersmooth COMMAND --help` is the manual of a command.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code: 0, 1 for a run that had to stop, 2 for bad input."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        parse(given)()
+    except StudyError as error:
+        return _complain(str(error), error.exit_code)
+    except ImportError as error:
+        if "pip install" not in str(error):
+            raise
+        return _complain(str(error), 2)
+    except KeyboardInterrupt:
+        return _complain("interrupted; the same command goes on from the last checkpoint", 130)
+    return 0
+
+
+def parse(arguments: list[str]) -> Callable[[], None]:
+    """The command with its values: flags go before the configuration file, and that before the preset."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        return _show_commands
+    name, *rest = arguments
+    if name not in COMMANDS:
+        raise StudyError(f"the command must be one of {', '.join(COMMANDS)}; got {name!r}; see {PROGRAM} --help")
+    command = COMMANDS[name]
+    options: dict[str, Any] = {"prog": f"{PROGRAM} {name}", "config": (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)}
+    if issubclass(command, StudyCommand):
+        options["default"] = _from_preset_and_file(command, rest)
+    complaints = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaints):
+            parsed: Callable[[], None] = tyro.cli(command, args=rest, **options)
+            return parsed
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+    raise StudyError(f"{_one_line(complaints.getvalue())}; see {PROGRAM} {name} --help")
+
+
+def _show_commands() -> None:
+    first_lines = {name: str(command.__doc__).splitlines()[0] for name, command in COMMANDS.items()}
+    print(DESCRIPTION)
+    print("\n".join(f"  {name:10} {line}" for name, line in first_lines.items()))
+
+
+def _from_preset_and_file(command: type[StudyCommand], arguments: list[str]) -> StudyCommand:
+    preset = _value_of("--preset", arguments) or StudyCommand.preset
+    config = _value_of("--config", arguments)
+    found = presets.with_preset(command(), preset)
+    if config is not None:
+        found = presets.with_file(found, Path(config))
+    return dataclasses.replace(found, preset=preset, config=None if config is None else Path(config))
+
+
+def _one_line(box: str) -> str:
+    """tyro draws a complaint as a box of several parts; the first says what is wrong, and one may suggest flags."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    plain = re.sub(r"(?m)^[│|╭╰+]─?|[│|╮╯+]\s*$", "", plain)  # a terminal without Unicode has + - | for the frame
+    parts = [" ".join(part.split()) for part in re.split(r"[─-]{4,}", plain)]
+    parts = [part for part in parts if part]
+    message = parts[1] if len(parts) > 1 else " ".join(parts)
+    suggested = next((re.findall(r"--[\w-]+", part) for part in parts if part.startswith("Perhaps you meant")), [])
+    return message + (f"; perhaps you meant {suggested[0]}" if suggested else "")
+
+
+def _value_of(flag: str, arguments: list[str]) -> str | None:
+    """What follows a flag, before tyro reads everything: the other defaults depend on it."""
+    for index, argument in enumerate(arguments):
+        if argument == flag and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if argument.startswith(flag + "="):
+            return argument.removeprefix(flag + "=")
+    return None
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,1 @@
+"""Objectives for training: a loss, and what makes the classifier smooth where images vary."""

@@ -1,0 +1,45 @@
+"""Running an attack inside an objective: the model comes back as it was, and random starts differ from step to step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from wassersmooth import _checks
+from wassersmooth.learning.parallel import unwrapped
+from wassersmooth.learning.passes import RandomState
+from wassersmooth.model_state import untouched
+
+
+class Attack(Protocol):
+    """Images in, attacked images out."""
+
+    def __call__(
+        self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None = None
+    ) -> Tensor: ...
+
+
+def attacked_images(
+    attack: Attack, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """The attacked images, as constants. # shape: (B, C, H, W)
+
+    An attack leaves the random state as it was, so without a generator every step would start from the same random point.
+    It is therefore given one, seeded by the next number of the global state; and that number counts as drawn only if the
+    attack drew anything, so that attacks without randomness leave no trace.
+    """
+    inner = unwrapped(model)  # the wrapper's own forward pass belongs to the step that is trained on
+    before = RandomState(images.device)
+    own = torch.Generator(device=images.device)
+    own.manual_seed(int(torch.randint(2**62, ())))
+    after = RandomState(images.device)
+    before.restore()
+    fresh = own.get_state()
+    with untouched(inner, images.device):
+        result = attack(inner, images, labels, generator=own if generator is None else generator)
+    if not torch.equal(own.get_state(), fresh):
+        after.restore()
+    _checks.like("the attacked images", result, images)
+    return result.detach()

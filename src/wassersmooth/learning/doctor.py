@@ -1,0 +1,233 @@
+"""Says, before training, what will not work with this model and why, and which engine to choose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from wassersmooth import _checks
+from wassersmooth.geometry.metrics import Euclidean
+from wassersmooth.learning import agreement, engines, second_order
+from wassersmooth.learning.dual_norm import PenaltyMetric
+from wassersmooth.learning.engines import DoubleBackward, Engine, FiniteDifference, ForwardMode
+from wassersmooth.learning.losses import Loss
+from wassersmooth.learning.objectives import GradientPenalty, Objective, Plain
+from wassersmooth.learning.parallel import is_compiled, refuse_static_graph, unwrapped, without_compilation
+from wassersmooth.model_state import untouched
+from wassersmooth.normalized import find_normalization
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+
+FEW = 8  # images are enough to see every operator
+EXACT = {torch.float32: 2e-2, torch.float64: 1e-5}  # what counts as exact; tf32 convolutions are allowed to be as they are
+ENGINES: tuple[Engine, ...] = (DoubleBackward(), ForwardMode(verify=False), FiniteDifference())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the diagnosis."""
+
+    level: str
+    topic: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What :func:`doctor` found. ``print(diagnosis)`` shows a table.
+
+    Attributes:
+        findings: one after the other, each ``"ok"``, ``"note"`` or ``"problem"``.
+        engine: the engine to choose; None where none works.
+        step_seconds: the time of a step (forward and backward) of plain training and of each engine that runs.
+        gaps: how far each engine's gradient is from double backward, relative.
+    """
+
+    findings: tuple[Finding, ...]
+    engine: str | None
+    step_seconds: dict[str, float] = field(default_factory=dict)
+    gaps: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def healthy(self) -> bool:
+        """No problem found."""
+        return all(finding.level != PROBLEM for finding in self.findings)
+
+    def __str__(self) -> str:
+        width = max(map(len, [*(finding.topic for finding in self.findings), *self.step_seconds]), default=0)
+        lines = [f"{finding.level:7}  {finding.topic:{width}}  {finding.text}" for finding in self.findings]
+        plain = self.step_seconds.get("plain")
+        for name, seconds in self.step_seconds.items():
+            ratio = f"  {seconds / plain:5.2f} x plain" if plain else ""
+            gap = f"  gradient off by {self.gaps[name]:.1e}" if name in self.gaps else ""
+            lines.append(f"{'time':7}  {name:{width}}  {1000 * seconds:8.2f} ms{ratio}{gap}")
+        choice = f"engine={self.engine!r}" if self.engine else "no engine works with this model as it is"
+        return "\n".join([*lines, f"choose   {choice}"])
+
+
+def doctor(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    metric: PenaltyMetric | None = None,
+    loss: str | Loss = "cross_entropy",
+    repeats: int = 3,
+) -> Diagnosis:
+    """Examines a model with one batch and leaves it as it was. # shape: images (B, C, H, W), labels (B,) or (B, k)
+
+    Arguments:
+        model: as it would be trained: in its mode, in its wrappers.
+        metric: of the penalty to try; Euclidean unless told.
+        loss: as in :class:`~wassersmooth.Plain`.
+        repeats: how many steps are timed.
+    """
+    _checks.module(model)
+    _checks.batch("images", images)
+    _checks.positive_integer("repeats", repeats)
+    inner = without_compilation(unwrapped(model))
+    findings = [*_values(images), *_normalization(model, images), *_coupling(inner), *_wrappers(model)]
+    if not any(parameter.requires_grad for parameter in inner.parameters()):
+        findings.append(Finding(PROBLEM, "parameters", "none requires grad; unfreeze what is to be trained"))
+    if not all(finding.level != PROBLEM for finding in findings if finding.topic in ("parameters", "finite")):
+        return Diagnosis(tuple(findings), None)
+    penalized = metric or Euclidean()
+    try:
+        with untouched(inner, images.device, frozen=False):
+            Plain(loss)(inner, images, labels)
+            penalized.cometric(images)
+    except ValueError as error:
+        return Diagnosis((*findings, Finding(PROBLEM, "inputs", str(error))), None)
+
+    findings += _operators(inner, images)
+    objectives = {engine.name: GradientPenalty(penalized, 1.0, engine=engine, loss=loss) for engine in ENGINES}
+    seconds = {"plain": _seconds_per_step(Plain(loss), inner, images, labels, repeats)}
+    gaps: dict[str, float] = {}
+    for name, objective in objectives.items():
+        try:
+            seconds[name] = _seconds_per_step(objective, inner, images, labels, repeats)
+            gaps.update(_gap(objective, seconds, inner, images, labels))
+        except RuntimeError as error:
+            seconds.pop(name, None)
+            findings.append(Finding(NOTE, name, f"does not run: {_first_line(error)}"))
+    findings += _effect(objectives, seconds, inner, images, labels)
+    return Diagnosis(tuple(findings), _choice(seconds, gaps, EXACT[images.dtype]), seconds, gaps)
+
+
+def _values(images: Tensor) -> list[Finding]:
+    if not bool(torch.isfinite(images).all()):
+        return [Finding(PROBLEM, "finite", "images contain NaN or infinity; clean the data")]
+    low, high = (float(value) for value in torch.aminmax(images.detach()))
+    if low < 0 or high > 1:
+        remedy = (
+            "divide 8-bit images by 255"
+            if low >= 0
+            else "take the normalization out of the data, use ws.Normalized(model, ...)"
+        )
+        return [Finding(PROBLEM, "values", f"images are in [{low:.3g}, {high:.3g}], not in [0, 1]; {remedy}")]
+    return [Finding(OK, "values", f"images are in [{low:.3g}, {high:.3g}]")]
+
+
+def _normalization(model: nn.Module, images: Tensor) -> list[Finding]:
+    found = find_normalization(model)
+    if found is None:
+        return [
+            Finding(NOTE, "normalization", "none visible in the model; if it needs one, use ws.Normalized(model, mean, std)")
+        ]
+    return [Finding(OK, "normalization", f"inside the model ({found.extra_repr()})")]
+
+
+def _coupling(model: nn.Module) -> list[Finding]:
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        text = "SyncBatchNorm has no second derivative across processes; use BatchNorm, with each process's own statistics"
+        return [Finding(PROBLEM, "batch-norm", text)]
+    if engines.couples_images(model):
+        text = "in training mode: images of a batch see each other, and g is the gradient of the sum over the batch"
+        return [Finding(NOTE, "batch-norm", text)]
+    return [Finding(OK, "batch-norm", "none in training mode")]
+
+
+def _wrappers(model: nn.Module) -> list[Finding]:
+    findings = []
+    try:
+        refuse_static_graph(model)
+        if isinstance(model, DistributedDataParallel):
+            findings.append(Finding(OK, "DDP", "settings are safe for one backward pass of terms.total"))
+    except ValueError as error:
+        findings.append(Finding(PROBLEM, "DDP", str(error)))
+    if is_compiled(model):
+        text = "compiled by itself: only finite_difference takes it so; compile the whole step with forward_mode instead"
+        findings.append(Finding(NOTE, "torch.compile", text))
+    return findings
+
+
+def _operators(model: nn.Module, images: Tensor) -> list[Finding]:
+    findings = []
+    for verdict in second_order.culprits(model, images[:FEW]):
+        if verdict.double_backward:
+            findings.append(Finding(NOTE, "operators", f"{verdict} has no second derivative: {verdict.double_backward}"))
+        if verdict.forward_mode:
+            findings.append(Finding(NOTE, "operators", f"{verdict} in forward mode: {verdict.forward_mode}"))
+    return findings or [Finding(OK, "operators", "all twice differentiable, and exact in forward mode")]
+
+
+def _effect(
+    objectives: dict[str, GradientPenalty], seconds: dict[str, float], model: nn.Module, images: Tensor, labels: Tensor
+) -> list[Finding]:
+    """Whether the penalty reaches the parameters at all."""
+    runs = [objective for name, objective in objectives.items() if name in seconds]
+    if not runs:
+        return [Finding(PROBLEM, "effect", "no engine can differentiate the penalty")]
+    gradients = agreement.parameter_gradients(runs[0], model, images[:FEW], labels[:FEW])
+    moved = [name for name, gradient in gradients.items() if float(gradient.norm()) > 0]
+    if not moved:
+        text = "the penalty does not move any parameter: the outputs do not depend on the image, or something is detached"
+        return [Finding(PROBLEM, "effect", text)]
+    return [Finding(OK, "effect", f"the penalty moves {len(moved)} of {len(gradients)} parameters")]
+
+
+def _gap(
+    objective: GradientPenalty, seconds: dict[str, float], model: nn.Module, images: Tensor, labels: Tensor
+) -> dict[str, float]:
+    """Against double backward, or, where that does not run, against finite differences, which then have no judge."""
+    name = engines.resolve(objective.engine).name
+    reference: Engine = DoubleBackward() if DoubleBackward.name in seconds else FiniteDifference()
+    if name == reference.name:
+        return {}
+    return {name: agreement.gap(objective, model, images[:FEW], labels[:FEW], reference).relative}
+
+
+def _choice(seconds: dict[str, float], gaps: dict[str, float], tolerance: float) -> str | None:
+    """The fastest engine that is exact; finite differences where there is none."""
+    exact = [name for name in (DoubleBackward.name, ForwardMode.name) if name in seconds and gaps.get(name, 0) <= tolerance]
+    if exact:
+        return min(exact, key=seconds.__getitem__)
+    return FiniteDifference.name if FiniteDifference.name in seconds else None
+
+
+def _seconds_per_step(objective: Objective, model: nn.Module, images: Tensor, labels: Tensor, repeats: int) -> float:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def step() -> None:
+        torch.autograd.grad(objective(model, images, labels).total, parameters, allow_unused=True)
+
+    with untouched(model, images.device, frozen=False):
+        step()  # the first one pays for caches
+        return median(_seconds(step, images) for _ in range(repeats))
+
+
+def _seconds(step: Callable[[], None], images: Tensor) -> float:
+    start = time.perf_counter()
+    step()
+    if images.is_cuda:
+        torch.cuda.synchronize(images.device)
+    return time.perf_counter() - start
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

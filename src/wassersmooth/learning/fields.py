@@ -1,0 +1,49 @@
+"""The functions of the image whose gradients are penalized: the loss, or the outputs one by one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from wassersmooth.geometry.randomness import random_signs
+from wassersmooth.learning import losses
+from wassersmooth.learning.losses import Loss
+
+EXACT_OUTPUTS = 16  # up to here, one gradient per output
+PROJECTIONS = 4  # beyond, this many random combinations of the outputs
+
+
+class Fields:
+    """``fields(outputs)`` is one row per function, one column per image; squared gradient lengths add up over the rows.
+
+    For many outputs, ``sum_c |grad f_c|^2`` is the mean of ``|grad (z . f)|^2`` over random signs z, drawn once per batch.
+    """
+
+    def __init__(self, of: str, loss: Loss, labels: Tensor, generator: torch.Generator | None) -> None:
+        self.of, self.loss, self.labels, self.generator = of, loss, labels, generator
+        self.signs: Tensor | None = None
+
+    def settle(self, outputs: Tensor) -> None:
+        """Draws what has to be drawn, once the number of outputs is known."""
+        if self.of == "loss":
+            return
+        if outputs.dim() != 2:
+            raise ValueError(
+                f"of='logits' needs outputs of shape (B, k); got {tuple(outputs.shape)}; flatten them in the model"
+            )
+        if outputs.shape[1] > EXACT_OUTPUTS:
+            shape = torch.Size((PROJECTIONS, *outputs.shape))
+            like = torch.empty(0, dtype=torch.float32, device=outputs.device)
+            self.signs = random_signs(shape, like, self.generator) / PROJECTIONS**0.5
+
+    def losses(self, outputs: Tensor) -> Tensor:
+        """# shape: (B, k) -> (B,)"""
+        return losses.evaluate(self.loss, outputs, self.labels)
+
+    def __call__(self, outputs: Tensor, per_image_losses: Tensor) -> Tensor:
+        """# shape: (B, k) and (B,) -> (rows, B)"""
+        if self.of == "loss":
+            return per_image_losses[None]
+        if self.signs is None:
+            return outputs.T
+        return (self.signs.to(outputs.dtype) * outputs).sum(-1)

@@ -1,0 +1,77 @@
+"""Losses with one value per image, written out so that every kind of differentiation goes through them.
+
+``F.cross_entropy``, ``log_softmax`` and ``logsumexp`` fail when a backward pass follows forward-mode differentiation, so the
+log-sum-exp is spelled out. Outputs in half precision (autocast) are widened to float32 first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wassersmooth import _checks
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Softmax cross-entropy, -sum_c y_c log p_c. # shape: (B, k), labels (B,) or probabilities (B, k) -> (B,)"""
+    outputs = _widened(outputs)
+    _checks.labels_for_outputs(labels, outputs)
+    normalizer = log_sum_exp(outputs)
+    if labels.is_floating_point():
+        return normalizer * labels.sum(1) - (labels * outputs).sum(1)
+    return normalizer - outputs.gather(1, labels[:, None])[:, 0]
+
+
+def binary_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """k independent sigmoid outputs, given as logits: the mean of k binary cross-entropies. # shape: as cross_entropy"""
+    outputs = _widened(outputs)
+    return (F.softplus(outputs) - outputs * one_hot(labels, outputs)).mean(1)
+
+
+def square(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Squared error, the mean over k outputs. # shape: as cross_entropy"""
+    outputs = _widened(outputs)
+    return (outputs - one_hot(labels, outputs)).square().mean(1)
+
+
+BY_NAME: dict[str, Loss] = {"cross_entropy": cross_entropy, "binary_cross_entropy": binary_cross_entropy, "square": square}
+
+
+def resolve(loss: str | Loss) -> Loss:
+    """The loss by its name, or the caller's own, whose result is checked to be one finite value per image."""
+    if isinstance(loss, str):
+        _checks.choice("loss", loss, BY_NAME)
+        return BY_NAME[loss]
+    if not callable(loss):
+        raise ValueError(f"loss must be a name ({', '.join(BY_NAME)}) or a callable; got {type(loss).__name__}")
+    return loss
+
+
+def evaluate(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each image. # shape: outputs (B, ...) -> (B,)"""
+    losses = loss(outputs, labels)
+    _checks.per_image_losses(losses, len(outputs))
+    return losses
+
+
+def one_hot(labels: Tensor, outputs: Tensor) -> Tensor:
+    """Labels as targets for k outputs. # shape: (B,) or (B, k) -> (B, k)"""
+    _checks.labels_for_outputs(labels, outputs)
+    if labels.is_floating_point():
+        return labels.to(outputs.dtype)
+    return F.one_hot(labels, outputs.shape[1]).to(outputs.dtype)
+
+
+def log_sum_exp(values: Tensor, dim: int = 1) -> Tensor:
+    """log sum exp along ``dim``, shifted by the largest value (a constant to every derivative)."""
+    top = values.detach().amax(dim, keepdim=True)
+    return (values - top).exp().sum(dim).log() + top.squeeze(dim)
+
+
+def _widened(outputs: Tensor) -> Tensor:
+    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs

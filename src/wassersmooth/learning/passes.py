@@ -1,0 +1,159 @@
+"""Several passes of one batch through one model, with the side effects of a single plain pass.
+
+The first pass is the model's own: it moves the running statistics and the random state. Every further pass starts from the
+state before the first one, so that dropout draws the same masks, and works on copies of the buffers, so that nothing moves
+twice. While compiling, and while a CUDA graph is captured, the random state cannot be set back: the first pass then
+remembers its random draws, and the further ones read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from wassersmooth.learning.parallel import refuse_spread_batches, unwrapped
+from wassersmooth.learning.substitution import attention_written_out
+
+
+class RandomState:
+    """The state of the generators that a pass over these images draws from."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cpu = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)
+
+
+class Passes:
+    """``first`` once, then ``again`` as often as needed.
+
+    Arguments:
+        model: any module; extra passes go around a distributed wrapper, whose own forward pass is for the first one.
+        images: the batch, for its device.
+    """
+
+    def __init__(self, model: nn.Module, images: Tensor) -> None:
+        self.model, self.inner = model, unwrapped(model)
+        self.traced = torch.compiler.is_compiling() or (images.is_cuda and torch.cuda.is_current_stream_capturing())
+        self.buffers = {name: buffer.detach().clone() for name, buffer in self.inner.named_buffers()}
+        self.before = None if self.traced else RandomState(images.device)
+        self.draws: list[Tensor] = []
+
+    def first(self, x: Tensor) -> Tensor:
+        """The model's outputs, with all side effects."""
+        if not self.traced:
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative, and masks of their own
+                outputs: Tensor = self.model(x)
+            return outputs
+        recorder = RecordDraws()
+        with recorder, attention_written_out():
+            outputs = self.model(x)
+        self.draws = recorder.draws
+        return outputs
+
+    def first_with_pullback(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """:meth:`first`, and the map from covectors of the outputs to covectors of the images (J' w), as constants."""
+        if not torch.compiler.is_compiling():
+            x = x.detach().requires_grad_()
+            outputs = self.first(x)
+            return outputs, lambda w: torch.autograd.grad(outputs, x, w.to(outputs.dtype), retain_graph=True)[0]
+
+        # torch.compile follows function transforms, not autograd.grad. A transform must not change what it captured, so
+        # it works on copies of the buffers, which are written back afterwards.
+        def forward(z: Tensor) -> tuple[Tensor, tuple[dict[str, Tensor], list[Tensor]]]:
+            buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+            recorder = RecordDraws()
+            with recorder, attention_written_out():  # its dropout is then one that the recorder sees
+                outputs = torch.func.functional_call(self.inner, buffers, (z,))
+            return outputs, (buffers, recorder.draws)
+
+        outputs, pullback, (moved, self.draws) = torch.func.vjp(forward, x.detach(), has_aux=True)  # type: ignore[misc]
+        with torch.no_grad():
+            for name, buffer in self.inner.named_buffers():
+                buffer.copy_(moved[name])
+        return outputs, lambda w: pullback(w.to(outputs.dtype))[0].detach()
+
+    def again(self, x: Tensor, mode: AbstractContextManager[Any] | None = None) -> Tensor:
+        """The outputs at another point, in a context: same masks, same buffers, no side effects."""
+        refuse_spread_batches(self.model)
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        with self._same_draws(), mode or nullcontext():
+            outputs: Tensor = torch.func.functional_call(self.inner, buffers, (x,))
+        return outputs
+
+    def _same_draws(self) -> AbstractContextManager[Any]:
+        if self.before is not None:
+            return _rewound(self.before)
+        return ReplayDraws(self.draws) if self.draws else nullcontext()
+
+
+@contextmanager
+def _rewound(before: RandomState) -> Iterator[None]:
+    after = RandomState(before.device)
+    before.restore()
+    try:
+        yield
+    finally:
+        after.restore()
+
+
+DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
+DRAWS = (torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.bernoulli)
+
+
+class RecordDraws(TorchFunctionMode):
+    """Remembers the random draws of a pass. Dropout becomes a product with a mask, which is what is remembered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DROPOUTS:
+            input, p, training = _dropout_arguments(*args, **kwargs)
+            if not training:
+                return input
+            self.draws.append(func(torch.ones_like(input), p, True))
+            return input * self.draws[-1]
+        if func in DRAWS:
+            self.draws.append(func(*args, **kwargs))
+            return self.draws[-1]
+        return func(*args, **kwargs)
+
+
+class ReplayDraws(TorchFunctionMode):
+    """Hands out the draws of :class:`RecordDraws` once more, in the same order."""
+
+    def __init__(self, draws: list[Tensor]) -> None:
+        super().__init__()
+        self.draws, self.used = draws, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in DROPOUTS:
+            input, _, training = _dropout_arguments(*args, **kwargs)
+            return input * self._next() if training else input
+        return self._next() if func in DRAWS else func(*args, **kwargs)
+
+    def _next(self) -> Tensor:
+        self.used += 1
+        return self.draws[self.used - 1]
+
+
+def _dropout_arguments(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> tuple[Tensor, float, bool]:
+    return input, p, training

@@ -1,0 +1,69 @@
+"""What an objective returns, and what all objectives share."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from wassersmooth import _checks
+
+
+class Terms(NamedTuple):
+    """Scalars to train on: ``total = loss + penalty``. The penalty carries its eta, and is zero where there is none."""
+
+    loss: Tensor
+    penalty: Tensor
+    total: Tensor
+
+
+class Objective(ABC):
+    """``objective(model, images, labels)`` gives the :class:`Terms` of one batch; then ``terms.total.backward()``.
+
+    One call moves the random state and the model's buffers as one plain forward pass would (an objective that draws noise
+    of its own takes it from ``generator``, or else from torch's global one). Modes, flags and gradients stay as they are.
+    """
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Terms:
+        """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)"""
+        _checks.module(model)
+        _checks.batch("images", images)
+        _checks.labels(labels, images)
+        self.check(model, images)
+        with torch.enable_grad():
+            loss, penalty = self.loss_and_penalty(model, images, labels, generator)
+        return Terms(loss, penalty, loss + penalty)
+
+    def __repr__(self) -> str:
+        names: list[str] = [field.name for field in dataclasses.fields(self)] if dataclasses.is_dataclass(self) else []
+        settings = (f"{name}={_readable(getattr(self, name))}" for name in names)
+        return f"{type(self).__name__}({', '.join(settings)})"
+
+    def check(self, model: nn.Module, images: Tensor) -> None:
+        """Further complaints, before any arithmetic."""
+        _checks.finite("images", images)
+
+    @abstractmethod
+    def loss_and_penalty(
+        self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """Both as scalars, the penalty connected to every parameter that the loss depends on."""
+
+
+def _readable(value: object) -> str:
+    """Functions by their name: a repr is for people, test ids and tables."""
+    return getattr(value, "__qualname__", repr(value)) if callable(value) else repr(value)
+
+
+def tied(penalty: Tensor, loss: Tensor) -> Tensor:
+    """The penalty, connected to every parameter the loss depends on, so that a backward pass of the penalty alone reaches
+    all of them: distributed training waits for each. A weight of zero changes no value."""
+    return penalty + 0 * loss
+
+
+def squared(eta: float | Tensor, like: Tensor) -> float | Tensor:
+    """eta^2, in the dtype of what it multiplies: a float64 eta must not turn a float32 objective into float64."""
+    return eta.to(dtype=like.dtype) ** 2 if isinstance(eta, Tensor) else eta**2

@@ -1,0 +1,147 @@
+"""The paper's theorem in full: what Gaussian noise of covariance eta^2 L(x) adds to the loss, to second order.
+
+    E_xi = E + (eta^2 / 2) E^R + O(eta^4),      E^R = mean of  sum_cd l''_cd grad f_c' L grad f_d + sum_c l'_c Lap f_c
+
+With ``Lap f = tr(L Hess f)``, which is what additive noise produces, the two terms together are ``tr(L Hess_x (l o f))`` for
+any loss l and any number of outputs. The Laplace-Beltrami operator, for noise that follows geodesics, adds ``drift . grad f``,
+and ``sum_c l'_c grad f_c`` is the gradient of ``l o f``. So both are Laplacians of one function, the loss of an image.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wassersmooth import _checks
+from wassersmooth.geometry import calculus
+from wassersmooth.geometry.metrics import Metric
+from wassersmooth.geometry.operators import Cometric
+from wassersmooth.geometry.randomness import random_signs
+from wassersmooth.learning import engines, losses
+from wassersmooth.learning.parallel import refuse_static_graph
+from wassersmooth.learning.passes import Passes
+from wassersmooth.learning.substitution import written_out
+from wassersmooth.learning.terms import Objective, squared, tied
+
+LAPLACIANS = ("additive", "beltrami", None)
+
+
+@dataclass(frozen=True, repr=False)
+class Tikhonov(Objective):
+    """loss + (eta^2 / 2) E^R, both terms of the theorem.
+
+    With batch-norm in training mode the images of a batch see each other. Probes remain unbiased for each image's own
+    Hessian; the exact trace would mix them and is refused.
+
+    Arguments:
+        metric: ``Euclidean()`` or ``Wasserstein(...)``.
+        eta: a float or a 0-d tensor; the noise has covariance eta^2 L(x).
+        loss: ``"cross_entropy"`` (softmax), ``"binary_cross_entropy"`` (k sigmoid outputs, given as logits) or ``"square"``;
+            the last two are means over the k outputs. Labels are indices (B,) or targets (B, k).
+        laplacian: ``"additive"`` for noise that is added, ``"beltrami"`` for noise along geodesics, None for the l'' term
+            alone (the derivatives of l are those with respect to the logits).
+        probes: how many random probes estimate E^R, without bias; None computes it exactly, at the cost of one
+            Hessian row per pixel (of one gradient per output for ``laplacian=None``).
+    """
+
+    metric: Metric
+    eta: float | Tensor
+    loss: str = "cross_entropy"
+    laplacian: str | None = "additive"
+    probes: int | None = 1
+
+    def __post_init__(self) -> None:
+        _checks.strength("eta", self.eta)
+        _checks.choice("loss", self.loss, losses.BY_NAME)
+        _checks.choice("laplacian", self.laplacian, LAPLACIANS)
+        if self.probes is not None:
+            _checks.positive_integer("probes", self.probes, "None is exact")
+        if not isinstance(self.metric, Metric):
+            raise ValueError(f"metric must be Euclidean or Wasserstein; got {type(self.metric).__name__}")
+
+    def check(self, model: nn.Module, images: Tensor) -> None:
+        _checks.strength("eta", self.eta)
+        refuse_static_graph(model)
+        engines.refuse_compilation(model, "double_backward")
+        if self.probes is None and self.laplacian is not None and engines.couples_images(model):
+            raise ValueError(
+                "the exact Laplacian needs images that do not see each other; got batch-norm in training mode; "
+                "use probes=1 or more, which stay unbiased, or model.eval()"
+            )
+
+    def loss_and_penalty(
+        self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        images = images.detach()
+        if self.laplacian is None:
+            per_image, regularizer = self._curvature_of_the_loss(model, images, labels, generator)
+        else:
+            per_image, regularizer = self._laplacian_of_the_loss(model, images, labels, generator)
+        loss = per_image.mean()
+        return loss, tied(squared(self.eta, regularizer) / 2 * regularizer.mean(), loss)
+
+    def _laplacian_of_the_loss(
+        self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """Delta (l o f), which is l'' |grad f|^2 + l' Delta f. # shape: (B,) and (B,)"""
+        assert self.laplacian is not None
+        per_image = []
+
+        def loss_of_image(x: Tensor) -> Tensor:
+            per_image.append(losses.evaluate(losses.BY_NAME[self.loss], _thrice_differentiable(model, x), labels))
+            return per_image[-1]
+
+        regularizer = calculus.laplacian(loss_of_image, images, self.metric, self.laplacian, self.probes, generator)
+        return per_image[0], regularizer
+
+    def _curvature_of_the_loss(
+        self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """sum_cd l''_cd grad f_c' L grad f_d = sum_a |grad (R_a . f)|^2 for any root R of l'' = R R'. # shape: (B,) and (B,)"""
+        cometric: Cometric = self.metric.cometric(images)
+        x = images.detach().requires_grad_()
+        outputs = _thrice_differentiable(model, x)
+        per_image = losses.evaluate(losses.BY_NAME[self.loss], outputs, labels)
+        outputs = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+        root, classes = _root_of_second_derivative(self.loss, outputs), outputs.shape[1]
+        if self.probes is None:
+            directions, share = torch.eye(classes, dtype=root.dtype, device=root.device).unsqueeze(1), 1
+        else:
+            shape = torch.Size((self.probes, *outputs.shape))
+            directions, share = random_signs(shape, outputs.detach(), generator), self.probes
+        regularizer = torch.zeros_like(per_image)
+        for z in directions:
+            covector = (root @ z.expand_as(outputs).unsqueeze(-1)).squeeze(-1)
+            (g,) = torch.autograd.grad(outputs, x, covector, create_graph=True)
+            regularizer = regularizer + cometric.quad(g) / share
+        return per_image, regularizer
+
+
+def _thrice_differentiable(model: nn.Module, x: Tensor) -> Tensor:
+    """The outputs at x, from operators whose third derivatives are right: that of the native layer-norm is silently wrong.
+
+    The side effects are those of the model's own pass, which is made first.
+    """
+    passes = Passes(model, x)
+    passes.first(x)
+    return passes.again(x, written_out())
+
+
+def _root_of_second_derivative(loss: str, outputs: Tensor) -> Tensor:
+    """R with R R' = l'' in the logits, differentiable and finite also where probabilities vanish. # shape: (B, k, k)
+
+    Softmax: l'' = diag(p) - p p' and R = diag(sqrt p) - p sqrt(p)'. Sigmoids: l'' = diag(p (1 - p)) / k. Square: 2 I / k.
+    """
+    if loss == "cross_entropy":
+        log_p = outputs - losses.log_sum_exp(outputs).unsqueeze(1)
+        root_p = (log_p / 2).exp()
+        return torch.diag_embed(root_p) - log_p.exp().unsqueeze(2) * root_p.unsqueeze(1)
+    classes = outputs.shape[1]
+    if loss == "binary_cross_entropy":
+        half_log = -(F.softplus(outputs) + F.softplus(-outputs)) / 2
+        return torch.diag_embed(half_log.exp() / math.sqrt(classes))
+    return torch.diag_embed(torch.full_like(outputs, math.sqrt(2 / classes)))

@@ -1,0 +1,1 @@
+"""The experiments: the only floor that touches disk, screen, plots and configuration."""

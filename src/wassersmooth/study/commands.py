@@ -1,0 +1,188 @@
+"""The commands, as frozen values: fields are flags, docstrings are the manual, and a call does the work."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from wassersmooth.study import doctoring, experiment
+from wassersmooth.study.bench import bench
+from wassersmooth.study.config import Study
+from wassersmooth.study.distributed import world
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.report import write_report
+from wassersmooth.study.runs import runs_in
+from wassersmooth.study.screen import Screen
+from wassersmooth.study.sweep import Grid, sweep
+
+Folders = Annotated[tuple[Path, ...], tyro.conf.Positional]
+
+
+@dataclass(frozen=True)
+class StudyCommand(Study):
+    """What the commands that begin with a configuration share."""
+
+    preset: str = "digits"
+    """Where the values come from that no flag changes: digits, mnist, cifar10-quick, cifar10-paper."""
+    config: Path | None = None
+    """A TOML file with further values; its keys are the names of the flags. It goes before the preset, and flags before it."""
+    output: Path | None = None
+    """The study's folder. Without it: runs/PRESET, or runs/NAME for a configuration NAME.toml."""
+
+    @property
+    def name(self) -> str:
+        return self.preset if self.config is None else self.config.stem
+
+    @property
+    def folder(self) -> Path:
+        return self.output or Path("runs") / self.name
+
+
+@dataclass(frozen=True)
+class Reproduce(StudyCommand):
+    """The whole experiment: trains every regularizer, attacks and translates the networks, and writes a report.
+
+    wassersmooth reproduce: the demo on digits, two minutes, no network needed.
+
+    wassersmooth reproduce --preset cifar10-quick: the paper's experiment in 24 epochs, for a GPU.
+
+    wassersmooth reproduce --preset cifar10-paper: the paper's own recipe, 200 epochs, three seeds.
+
+    Nothing is lost when it is killed: the same command goes on from the last checkpoints, and skips what is finished.
+    The report is FOLDER/report.html; tables.md and tables.tex lie beside it.
+    """
+
+    def __call__(self) -> None:
+        with world(self.machine.device) as here:
+            screen = Screen(quiet=not here.is_first)
+            runs = experiment.train(self, self.name, self.folder, here, screen)
+            if here.is_first:
+                experiment.measure(runs, screen, self.machine.device, self.evaluation.suite, self.evaluation.test_images)
+                screen.line(f"report: {write_report(self.folder)}")
+
+
+@dataclass(frozen=True)
+class Train(StudyCommand):
+    """Trains every regularizer with every seed, one folder for each run, and nothing else.
+
+    wassersmooth train --preset cifar10-quick --regularizers wasserstein:eta=0.3,radius=4 --seeds 0 1 2
+
+    torchrun --nproc-per-node 4 -m wassersmooth train --preset cifar10-paper
+
+    A killed run goes on from its last checkpoint when the same command is given again; on a CPU the weights are then the
+    same to the last bit. A changed configuration is refused; choose another --output for it.
+    """
+
+    def __call__(self) -> None:
+        with world(self.machine.device) as here:
+            experiment.train(self, self.name, self.folder, here, Screen(quiet=not here.is_first))
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measures trained runs on test images: attacks in pixel and normalized units, translations, signs of masking.
+
+    wassersmooth evaluate runs/digits: all runs of a study.
+
+    wassersmooth evaluate runs/digits/none-seed0 --suite full: one run, with AutoAttack and corruptions.
+
+    Writes evaluation.json and exhibits.safetensors into each run's folder; what was measured before is not measured again.
+    """
+
+    folders: Folders
+    """Run folders or study folders."""
+    suite: Literal["quick", "paper", "standard", "full"] | None = None
+    """quick, paper, standard, full; without it, what the run was configured with."""
+    test_images: int | None = None
+    """Measures on that many test images, chosen by content; without it, as the run was configured."""
+    data_dir: Path | None = None
+    """Where the data set is now, if not where it was when the run was trained."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+
+    def __call__(self) -> None:
+        if self.test_images is not None and self.test_images < 1:
+            raise StudyError(f"test_images must be at least 1; got {self.test_images}")
+        if not self.folders:
+            raise StudyError("evaluate needs the folder of a run or of a study; got none; for instance runs/digits")
+        runs = [run for folder in self.folders for run in runs_in(folder)]
+        experiment.measure(runs, Screen(), self.device, self.suite, self.test_images, self.data_dir)
+
+
+@dataclass(frozen=True)
+class Sweep(StudyCommand):
+    """Searches eta, radius and mass on the validation split, as the paper does, with as many workers as there are.
+
+    wassersmooth sweep --preset cifar10-quick --etas 0.1 0.3 1 --radii 2 4 8
+
+    wassersmooth sweep --preset cifar10-quick --storage shared/sweep.journal: the same on every machine.
+
+    A point is never computed twice; a dead worker's point is taken up again; the same command goes on where it stopped.
+    The choice: the lowest robust error (I-FGSM-20, 8/255, pixel units) among the points whose clean error is at most one
+    point above the best. Test images are never looked at. Writes sweep.json and heatmap.png into the study's folder.
+    """
+
+    grid: Grid = dataclasses.field(default_factory=Grid)
+
+    def __call__(self) -> None:
+        with world(self.machine.device) as here:
+            sweep(self, self.grid, self.name, self.folder, here, Screen(quiet=not here.is_first))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Writes report.html, tables.md and tables.tex from the run folders of a study. Never trains.
+
+    wassersmooth report runs/digits
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The study's folder."""
+
+    def __call__(self) -> None:
+        runs_in(self.folder)
+        Screen().line(f"report: {write_report(self.folder)}")
+
+
+@dataclass(frozen=True)
+class Bench(StudyCommand):
+    """Measures what a training step costs on this machine: plain, and with each penalty, as a ratio to the plain step.
+
+    wassersmooth bench --preset cifar10-quick --engine forward_mode
+
+    Writes bench.json into the study's folder.
+    """
+
+    steps: int = 10
+    """Measured steps of each kind, after three that are not counted; the median is shown."""
+
+    def __call__(self) -> None:
+        with world(self.machine.device) as here:
+            bench(self, self.steps, self.folder, here, Screen(quiet=not here.is_first))
+
+
+@dataclass(frozen=True)
+class Doctor(StudyCommand):
+    """Says, before hours of training, what will not work with this model, these data and this machine, and why.
+
+    wassersmooth doctor --preset cifar10-quick --model timm:resnet18 --engine forward_mode
+    """
+
+    def __call__(self) -> None:
+        with world(self.machine.device) as here:
+            doctoring.doctor(self, here, Screen(quiet=not here.is_first))
+
+
+COMMANDS = {
+    "reproduce": Reproduce,
+    "train": Train,
+    "evaluate": Evaluate,
+    "sweep": Sweep,
+    "report": Report,
+    "bench": Bench,
+    "doctor": Doctor,
+}

@@ -1,0 +1,271 @@
+"""Configuration as data: frozen values that come from a preset, a file and the command line, and are stored with every run.
+
+Field names are unique across the groups, so that a TOML file, a flag and an entry of ``config.json`` are called the same.
+The docstring under a field is its help text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.regularizers import Regularizer
+
+
+@dataclass(frozen=True)
+class Data:
+    """Images in [0, 1]. Splits and subsets are chosen by content (SHA-256 of a record with the split seed)."""
+
+    dataset: str = "digits"
+    """digits, mnist, fashion-mnist, cifar10, cifar100, a folder of images (train/CLASS/*.png), or a file.npz."""
+    data_dir: Path | None = None
+    """Where the files of the data set are. Without it: ./data, then the user's cache, then a download into that."""
+    download: bool = True
+    """Whether missing files may be downloaded; the official hash is checked."""
+    validation: float = 0.1
+    """The part of the training images that is held out for early stopping and for choosing eta."""
+    train_images: int | None = None
+    """Trains on that many of the training images instead of all."""
+    split_seed: int = 0
+    """Decides the validation split and the subsets; the same for all seeds of a study."""
+    augment: bool = False
+    """Random crops (4 pixels of zero padding) and horizontal flips, made on the device. The paper uses none."""
+    image_size: int | None = None
+    """Side in pixels that the images of a folder are scaled and cropped to; without it they must agree by themselves."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network; its normalization comes from the training images and is part of it."""
+
+    model: str = "small"
+    """small, resnet20, timm:NAME, or module:factory, called as factory(channels=..., classes=...)."""
+    activation: Literal["softplus", "relu", "gelu"] = "softplus"
+    """Of small and resnet20. Penalties differentiate twice, which suits smooth activations."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """SGD with a step schedule."""
+
+    epochs: int = 20
+    """Passes over the training images."""
+    batch_size: int = 64
+    """Images in a step, over all processes."""
+    learning_rate: float = 0.05
+    """At the start."""
+    milestones: tuple[int, ...] = ()
+    """Epochs after which the learning rate is divided by 10."""
+    momentum: float = 0.9
+    """Of SGD."""
+    weight_decay: float = 1e-4
+    """Of SGD, on all parameters."""
+    eta_ramp: int = 0
+    """Lets eta grow linearly over that many epochs; 0 is full strength from the start."""
+    patience: int | None = None
+    """Stops after that many epochs without a better validation error, and keeps the best weights."""
+    engine: Literal["double_backward", "forward_mode", "finite_difference"] = "double_backward"
+    """How a gradient penalty is differentiated."""
+    checkpoint_every: int = 1
+    """Epochs between checkpoints; a killed run repeats at most that many."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how it runs. Apart from precision, nothing here is meant to change a result."""
+
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    threads: int | None = None
+    """Threads of torch on the CPU; without it torch decides."""
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """Of convolutions and matrix products on CUDA; the operator L(x) always keeps float32."""
+    compile: bool = False
+    """Runs the step through torch.compile; where that fails, the eager step with a warning that names the reason."""
+    cuda_graph: bool = False
+    """Captures the step in a CUDA graph; where that fails, as above."""
+    parallel: int = 1
+    """Runs trained at a time on one GPU, a stream each. Small networks do not fill a GPU alone."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the trained networks are measured, on test images."""
+
+    suite: Literal["quick", "paper", "standard", "full"] = "paper"
+    """quick, paper (its two tables in both epsilon units), standard, full (with AutoAttack and corruptions)."""
+    test_images: int | None = None
+    """Measures on that many of the test images instead of all."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Every regularizer with every seed, on one data set and one model."""
+
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    training: Training = field(default_factory=Training)
+    machine: Machine = field(default_factory=Machine)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    regularizers: tuple[str, ...] = ("none",)
+    """Each as KIND:eta=...,radius=...,mass=..., such as none euclidean:eta=0.2 wasserstein:eta=0.3,radius=2."""
+    seeds: tuple[int, ...] = (0,)
+    """One run for each; they decide the initial weights and the order of the images."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def runs(self, preset: str) -> list[RunConfig]:
+        """One configuration for each run, seed by seed, so that a study cut short has whole comparisons."""
+        points = [Regularizer.parse(text) for text in self.regularizers]
+        groups = (self.data, self.model, self.training, self.machine, self.evaluation)
+        return [RunConfig(*groups, regularizer=point, seed=seed, preset=preset) for seed in self.seeds for point in points]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run of a study: one regularizer, one seed."""
+
+    data: Data
+    model: Model
+    training: Training
+    machine: Machine
+    evaluation: Evaluation
+    regularizer: Regularizer
+    seed: int
+    preset: str
+
+    @property
+    def name(self) -> str:
+        """Of the run's folder."""
+        return f"{self.regularizer.slug}-seed{self.seed}"
+
+    def to_flat(self) -> dict[str, Any]:
+        """What ``config.json`` holds."""
+        point = {"regularizer": self.regularizer.kind, "eta": self.regularizer.eta}
+        point |= {"radius": self.regularizer.radius, "mass": self.regularizer.mass}
+        flat = {"preset": self.preset, **point, "seed": self.seed, **flatten(self)}
+        return {key: _plain(value) for key, value in flat.items()}
+
+    @classmethod
+    def from_flat(cls, stored: Mapping[str, Any], where: str) -> RunConfig:
+        """The inverse of :meth:`to_flat`; ``where`` is named when the stored values make no sense."""
+        values = dict(stored)
+        try:
+            point = Regularizer(values.pop("regularizer"), *(values.pop(key) for key in ("eta", "radius", "mass")))
+            seed, preset = values.pop("seed"), values.pop("preset")
+        except (KeyError, TypeError) as error:
+            raise StudyError(f"{where} is not the configuration of a run: {error}; it was written by something else") from None
+        study = with_values(Study(), values, where)
+        groups = (study.data, study.model, study.training, study.machine, study.evaluation)
+        return cls(*groups, regularizer=point, seed=seed, preset=preset)
+
+
+# Fields that may change between the first and a later session of a run: they do not decide the weights.
+FREE_TO_CHANGE = frozenset(
+    {"preset", "data_dir", "download", "device", "threads", "compile", "cuda_graph", "parallel", "suite", "test_images"}
+    | {"checkpoint_every"}
+)
+
+AnyStudy = TypeVar("AnyStudy", bound=Study)
+
+
+def flatten(config: Study | RunConfig) -> dict[str, Any]:
+    """Every field of the groups under its own name."""
+    groups = [getattr(config, name) for name in ("data", "model", "training", "machine", "evaluation")]
+    return {item.name: getattr(group, item.name) for group in groups for item in dataclasses.fields(group)}
+
+
+def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnyStudy:
+    """The study with some fields replaced; unknown names and values of the wrong type are refused, naming ``where``."""
+    replaced: dict[str, Any] = {}
+    left = dict(values)
+    for item in dataclasses.fields(Study):
+        group = getattr(study, item.name)
+        if not dataclasses.is_dataclass(group):
+            if item.name in left:
+                replaced[item.name] = _converted(Study, item.name, left.pop(item.name), where)
+            continue
+        known = {inner.name for inner in dataclasses.fields(group)}
+        found = {key: _converted(type(group), key, left.pop(key), where) for key in known & left.keys()}
+        replaced[item.name] = dataclasses.replace(group, **found)  # type: ignore[type-var]
+    if left:
+        known_names = sorted([*flatten(study), "regularizers", "seeds"])
+        raise StudyError(f"{where}: unknown {', '.join(map(repr, sorted(left)))}; known are {', '.join(known_names)}")
+    return dataclasses.replace(study, **replaced)
+
+
+def _converted(group: type, name: str, value: Any, where: str) -> Any:
+    """A value from TOML or JSON in the type of its field."""
+    hint = typing.get_type_hints(group)[name]
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        origin = typing.get_origin(option)
+        if origin is tuple and isinstance(value, list):
+            inner = typing.get_args(option)[0]
+            if all(type(entry) is inner for entry in value):
+                return tuple(value)
+        elif origin is Literal:
+            if value in typing.get_args(option):
+                return value
+        elif option is Path and isinstance(value, str):
+            return Path(value)
+        elif option is float and type(value) in (int, float):
+            return float(value)
+        elif type(value) is option:
+            return value
+    expected = " or ".join(_spelled(option) for option in options)
+    raise StudyError(f"{where}: {name} must be {expected}; got {value!r}")
+
+
+def _spelled(option: Any) -> str:
+    if typing.get_origin(option) is Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(option)))
+    if typing.get_origin(option) is tuple:
+        return f"a list of {typing.get_args(option)[0].__name__}"
+    return "nothing" if option is type(None) else str(option.__name__)
+
+
+def _check(study: Study) -> None:
+    """What types cannot say."""
+    flat = flatten(study)
+    for name in ("epochs", "batch_size", "checkpoint_every", "parallel"):
+        _require(flat[name] >= 1, name, "at least 1", flat[name])
+    for name in ("threads", "patience", "train_images", "test_images", "image_size"):
+        _require(flat[name] is None or flat[name] >= 1, name, "at least 1, or left out", flat[name])
+    _require(0 < flat["learning_rate"] < float("inf"), "learning_rate", "a positive number", flat["learning_rate"])
+    _require(0 <= flat["momentum"] < 1, "momentum", "from 0 to below 1", flat["momentum"])
+    _require(0 <= flat["weight_decay"] < float("inf"), "weight_decay", "a number of at least 0", flat["weight_decay"])
+    _require(0 <= flat["validation"] <= 0.9, "validation", "a part from 0 to 0.9", flat["validation"])
+    _require(flat["eta_ramp"] >= 0, "eta_ramp", "at least 0", flat["eta_ramp"])
+    milestones = flat["milestones"]
+    _require(
+        all(m >= 1 for m in milestones) and sorted(set(milestones)) == list(milestones),
+        "milestones",
+        "rising epochs",
+        milestones,
+    )
+    if study.training.patience is not None and not study.data.validation:
+        raise StudyError("patience needs a validation split; got validation=0; choose a part such as --validation 0.1")
+    _require(len(study.seeds) > 0 and len(set(study.seeds)) == len(study.seeds), "seeds", "one or more, each once", study.seeds)
+    _require(all(0 <= seed < 2**32 for seed in study.seeds), "seeds", "whole numbers from 0 to 2^32 - 1", study.seeds)
+    points = [Regularizer.parse(text) for text in study.regularizers]
+    _require(len(points) > 0 and len(set(points)) == len(points), "regularizers", "one or more, each once", study.regularizers)
+
+
+def _require(condition: bool, name: str, expected: str, received: object) -> None:
+    if not condition:
+        raise StudyError(f"{name} must be {expected}; got {received!r}")
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

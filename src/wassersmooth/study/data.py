@@ -1,0 +1,194 @@
+"""A data set as a few tensors on the device: values in [0, 1], checked once, split by content."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wassersmooth import _checks
+from wassersmooth.study import data_formats as formats
+from wassersmooth.study.config import Data
+from wassersmooth.study.downloads import SOURCES, files_of
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.records import Records, checked, joined
+
+NAMES = ("digits", *SOURCES)
+TEST_PART = 0.2  # of data sets that come without test images
+CROP_PADDING = 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """Images and their labels, on one device. # shape: (n, C, H, W) and (n,)"""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> Part:
+        return Part(self.images.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Everything a run needs to know about its data.
+
+    Arguments:
+        train, validation, test: disjoint parts; validation may be empty.
+        classes: how many.
+        fingerprint: of the training and validation records, to recognize them when a run is resumed.
+    """
+
+    train: Part
+    validation: Part
+    test: Part
+    classes: int
+    fingerprint: str
+
+    @property
+    def channels(self) -> int:
+        return int(self.train.images.shape[1])
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return int(self.train.images.shape[2]), int(self.train.images.shape[3])
+
+    def to(self, device: torch.device) -> Dataset:
+        return Dataset(self.train.to(device), self.validation.to(device), self.test.to(device), self.classes, self.fingerprint)
+
+    def normalization(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of each channel over the training images; a constant channel gets 1."""
+        values = self.train.images.double()
+        mean, std = values.mean((0, 2, 3)), values.std((0, 2, 3), correction=0)
+        return mean.tolist(), torch.where(std > 0, std, torch.ones_like(std)).tolist()
+
+
+def load(config: Data, test_images: int | None = None) -> Dataset:
+    """The data set of a configuration, on the CPU."""
+    train, test, classes = _records(config)
+    if test is None:
+        train, test = train.split(round(TEST_PART * len(train)), config.split_seed)
+    train = train.subset(config.train_images, config.split_seed, "train_images")
+    test = test.subset(test_images, config.split_seed, "test_images")
+    fingerprint = train.fingerprint()
+    train, validation = train.split(round(config.validation * len(train)), config.split_seed)
+    if not len(train) or not len(test):
+        raise StudyError(f"{config.dataset}: {len(train)} training and {len(test)} test images are left; use more images")
+    return Dataset(_part(train), _part(validation), _part(test), classes, fingerprint)
+
+
+def batches(part: Part, batch_size: int, augment: bool, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch in random order. All random numbers are drawn at its start, on the CPU, so that devices agree."""
+    device = part.images.device
+    order = torch.randperm(len(part), generator=generator).to(device)
+    moves = torch.randint(0, 2 * CROP_PADDING + 1, (len(part), 2), generator=generator).to(device) if augment else None
+    flips = torch.randint(0, 2, (len(part),), generator=generator).bool().to(device) if augment else None
+    for which in torch.split(order, batch_size):
+        images = part.images[which]
+        if moves is not None and flips is not None:
+            images = crop_and_flip(images, moves[which], flips[which])
+        yield images, part.labels[which]
+
+
+def crop_and_flip(images: Tensor, moves: Tensor, flips: Tensor) -> Tensor:
+    """Each image moved by ``moves - 4`` pixels over a black border and mirrored where asked for.
+
+    # shape: (B, C, H, W), (B, 2) integers from 0 to 8, (B,) bool
+    """
+    height, width = images.shape[-2:]
+    padded = F.pad(images, (CROP_PADDING,) * 4)
+    rows = moves[:, :1] + torch.arange(height, device=images.device)  # shape: (B, H)
+    columns = moves[:, 1:] + torch.arange(width, device=images.device)  # shape: (B, W)
+    columns = torch.where(flips[:, None], columns.flip(1), columns)
+    which = torch.arange(len(images), device=images.device)
+    return padded[which[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+def _records(config: Data) -> tuple[Records, Records | None, int]:
+    """(training, test or None, classes) as the files have them."""
+    name = config.dataset
+    if name == "digits":
+        return _digits()
+    if name in ("mnist", "fashion-mnist"):
+        return _mnist(config)
+    if name in ("cifar10", "cifar100"):
+        return _cifar(config)
+    path = Path(name)
+    if path.suffix == ".npz":
+        return formats.read_npz(path)
+    if path.is_dir():
+        return _folder(path, config.image_size)
+    raise StudyError(f"dataset must be one of {', '.join(NAMES)}, a folder of images or a file.npz; got {name!r}")
+
+
+def _digits() -> tuple[Records, Records | None, int]:
+    """The digits inside scikit-learn: 1,797 of 8x8 pixels with 17 levels, enlarged to 16x16 and 8 bits."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise _checks.extra("scikit-learn", "data", "the data set digits") from None
+    found = load_digits()
+    small = torch.as_tensor(found.images, dtype=torch.float32)[:, None] / 16
+    large = F.interpolate(small, size=(16, 16), mode="bilinear", align_corners=False)  # exact: all weights are sixteenths
+    images = (255 * large).round().to(torch.uint8).numpy()
+    return Records(images, found.target.astype(np.int64)), None, 10
+
+
+def _mnist(config: Data) -> tuple[Records, Records, int]:
+    _, paths = files_of(config.dataset, config.data_dir, config.download)
+    arrays = [formats.read_idx(path) for path in paths]
+    parts = []
+    for (images, labels), (image_path, label_path) in zip((arrays[:2], arrays[2:]), (paths[:2], paths[2:]), strict=True):
+        if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+            raise StudyError(
+                f"{image_path} and {label_path}: expected n images and n labels; "
+                f"got {images.shape} and {labels.shape}; fetch both again"
+            )
+        parts.append(checked(Records(images[:, None], labels.astype(np.int64)), 10, str(image_path)))
+    return parts[0], parts[1], 10
+
+
+def _cifar(config: Data) -> tuple[Records, Records, int]:
+    source, paths = files_of(config.dataset, config.data_dir, config.download)
+    ten = config.dataset == "cifar10"
+    binary = source.files[0].endswith(".bin")
+    classes = 10 if ten else 100
+    parts = {}
+    for path in paths:
+        label_bytes, label_key = (1, "labels") if ten else (2, "fine_labels")
+        read = formats.read_cifar_binary(path, label_bytes) if binary else formats.read_cifar_python(path, label_key)
+        parts[path.name] = checked(read, classes, str(path))
+    if ten:
+        formats.joined_batches(parts)  # the test batch has the size of the others
+    train, test = joined(list(parts.values())[:-1]), list(parts.values())[-1]
+    if len(train) != 5 * len(test):
+        raise StudyError(
+            f"{paths[0].parent}: expected five training images for each test image; got {len(train)} and {len(test)}"
+        )
+    return train, test, classes
+
+
+def _folder(path: Path, image_size: int | None) -> tuple[Records, Records | None, int]:
+    train = path / "train" if (path / "train").is_dir() else path
+    test = next((path / name for name in ("test", "val") if train != path and (path / name).is_dir()), None)
+    names = formats.class_folders(train)
+    if len(names) < 2:
+        raise StudyError(f"{train}: expected a folder for each of at least 2 classes; got {names}")
+    if test is not None and formats.class_folders(test) != names:
+        raise StudyError(f"{test}: expected the classes of {train}, {names}; got {formats.class_folders(test)}")
+    held_out = None if test is None else formats.read_image_folder(test, names, image_size)
+    return formats.read_image_folder(train, names, image_size), held_out, len(names)
+
+
+def _part(records: Records) -> Part:
+    images = torch.tensor(records.images)
+    images = images.float() / 255 if images.dtype == torch.uint8 else images
+    return Part(images, torch.tensor(records.labels.astype(np.int64)))

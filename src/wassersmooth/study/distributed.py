@@ -1,0 +1,104 @@
+"""Several processes as one: `torchrun -m wassersmooth train ...`. Each takes its part of every batch; the first one writes.
+
+The losses and weights are those of one process, as long as no layer couples the images of a batch (batch-norm does).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from wassersmooth.study.errors import StudyError
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among ``size`` of them."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        """The model to call in a training step: gradients are averaged over the processes."""
+        if self.size == 1:
+            return model
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids)  # static_graph stays off: it is silently wrong for penalties
+
+    def share(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
+        """This process's part of a batch, and the weight that makes the average over processes the mean over the batch."""
+        if self.size == 1:
+            return images, labels, 1.0
+        mine = slice(self.rank, None, self.size)
+        return images[mine], labels[mine], len(labels[mine]) * self.size / len(labels)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The average over the processes. # shape: as values"""
+        if self.size > 1:
+            dist.all_reduce(values)
+            values = values / self.size
+        return values
+
+    def from_first(self, content: bytes | None) -> bytes | None:
+        """The first process's bytes, for all of them: only that one needs to see the disk."""
+        if self.size == 1:
+            return content
+        length = torch.tensor([-1 if content is None else len(content)], device=self.device)
+        dist.broadcast(length, 0)
+        if length.item() < 0:
+            return None
+        buffer = torch.zeros(int(length.item()), dtype=torch.uint8, device=self.device)
+        if content is not None:
+            buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        dist.broadcast(buffer, 0)
+        return buffer.cpu().numpy().tobytes()
+
+
+@contextmanager
+def world(device: str) -> Iterator[World]:
+    """What torchrun has started this process as; alone without it."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")) if size > 1 else None)
+    if size == 1:
+        yield World(chosen)
+        return
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield World(chosen, dist.get_rank(), size)
+    finally:
+        dist.destroy_process_group()
+
+
+def choose_device(name: str, local_rank: int | None = None) -> torch.device:
+    """The device of a name; "auto" is CUDA where there is one. Under torchrun each process has a GPU of its own."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise StudyError(f"device must be auto, cpu, cuda or cuda:NUMBER; got {name!r}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise StudyError(f"device must be auto, cpu, cuda or cuda:NUMBER; got {name!r}")
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count()
+    if not count:
+        raise StudyError(f"device {name}: torch {torch.__version__} sees no GPU; use --device cpu, or a CUDA build of torch")
+    index = device.index if local_rank is None else local_rank
+    device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+    if device.index >= count:
+        raise StudyError(f"device {device}: there are {count} GPUs, counted from 0")
+    torch.cuda.set_device(device)
+    return device

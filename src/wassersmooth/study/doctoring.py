@@ -1,0 +1,43 @@
+"""The doctor's visit to a whole configuration: machine, data, model, and each regularizer on one real batch."""
+
+from __future__ import annotations
+
+import torch
+
+from wassersmooth.learning.doctor import doctor as diagnose
+from wassersmooth.study import acceleration, data, models, provenance
+from wassersmooth.study.config import Study
+from wassersmooth.study.distributed import World
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.screen import Screen
+
+IMAGES = 32
+
+
+def doctor(study: Study, world: World, screen: Screen) -> None:
+    """Prints the diagnosis; a problem is an error, so that a script can ask before it trains."""
+    acceleration.apply_settings(study.machine)
+    facts = provenance.describe(world.device)
+    screen.line(f"machine  {facts['device']}, {facts['threads']} threads, torch {facts['versions']['torch']}")
+    loaded = data.load(study.data)
+    height, width = loaded.size
+    parts = f"{len(loaded.train)} training, {len(loaded.validation)} validation and {len(loaded.test)} test images"
+    screen.line(f"data     {study.data.dataset}: {parts}, {loaded.channels}x{height}x{width}, {loaded.classes} classes")
+    model = models.build_for(study.model, loaded, study.seeds[0]).to(world.device)
+    screen.line(f"model    {study.model.model}: {sum(p.numel() for p in model.parameters()):,} parameters")
+    images, labels = loaded.train.images[:IMAGES].to(world.device), loaded.train.labels[:IMAGES].to(world.device)
+    sick = []
+    for text in study.regularizers:
+        point = Regularizer.parse(text)
+        if point.kind == "none" and len(study.regularizers) > 1:
+            continue
+        screen.line(f"\n{text}")
+        diagnosis = diagnose(model.train(), images, labels, point.metric(height, width))
+        screen.line(str(diagnosis))
+        if not diagnosis.healthy:
+            sick.append(text)
+    if sick:
+        raise StudyError(f"the doctor found problems with {', '.join(sick)}; they are listed above, each with its remedy")
+    if world.device.type == "cpu" and torch.cuda.is_available():
+        screen.line("note     there is a GPU, and --device says cpu")

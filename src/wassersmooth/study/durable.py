@@ -1,0 +1,62 @@
+"""Files that survive a kill or a full disk: written aside, flushed to the disk, and only then given their name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from wassersmooth.study.errors import RunStoppedError
+
+ASIDE = ".part"  # what a killed process may leave behind; never read, and overwritten by the next one
+
+
+def write(path: Path, content: bytes) -> None:
+    """All of the content under its name, or the old file as it was."""
+    aside = path.with_name(path.name + ASIDE)
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+        _flush_folder(path.parent)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise cannot_write(path, error) from None
+
+
+def write_json(path: Path, content: Any) -> None:
+    write(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def append_line(path: Path, line: str) -> None:
+    """One more line, flushed to the disk. A kill may leave a part of it, which whoever reads the file must expect."""
+    try:
+        with path.open("ab") as file:
+            file.write(line.encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def cannot_write(path: Path, error: OSError) -> RunStoppedError:
+    reason = error.strerror or type(error).__name__
+    return RunStoppedError(
+        f"{path} cannot be written ({reason}); what was saved before is intact; free some space or fix the permissions, "
+        "and give the same command again to go on"
+    )
+
+
+def _flush_folder(folder: Path) -> None:
+    """Makes the new name itself durable, where the system lets a folder be opened."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

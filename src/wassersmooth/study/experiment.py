@@ -1,0 +1,126 @@
+"""A study from beginning to end: every run trained, measured, and gathered in a report. Each part is skipped where done."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from wassersmooth.robustness.dossier import evaluate
+from wassersmooth.study import acceleration, data, durable, exhibits
+from wassersmooth.study.config import Data, Study
+from wassersmooth.study.data import Dataset
+from wassersmooth.study.distributed import World, choose_device
+from wassersmooth.study.errors import DivergedError, StudyError
+from wassersmooth.study.runs import Run, read_json
+from wassersmooth.study.screen import Screen
+from wassersmooth.study.training import training
+
+EVALUATION_SEED = 0  # the same for all runs, so that they are measured on the same images with the same random starts
+SHOWN_FIRST = ("clean", "fgsm_8_pixel", "ifgsm20_8_pixel", "fgsm_8_normalized", "ifgsm20_8_normalized")
+
+
+def train(study: Study, preset: str, folder: Path, world: World, screen: Screen) -> list[Run]:
+    """Trains all runs of a study that are not finished; returns all of them."""
+    if study.training.batch_size < world.size:
+        raise StudyError(f"batch_size must be at least the number of processes, {world.size}; got {study.training.batch_size}")
+    acceleration.apply_settings(study.machine)
+    runs = [Run.of(folder, config) for config in study.runs(preset)]
+    loaded = data.load(study.data).to(world.device)
+    parts = f"{len(loaded.train)} training, {len(loaded.validation)} validation, {len(loaded.test)} test images"
+    screen.line(f"{study.data.dataset}: {parts}; {len(runs)} runs in {folder} on {world.device}")
+    diverged: list[DivergedError] = []
+    trainings = [_one_training(run, loaded, world, screen, diverged) for run in runs]
+    with screen.bars():
+        acceleration.take_turns(trainings, world.device, study.machine.parallel)
+    if diverged:
+        raise diverged[0]
+    return runs
+
+
+def measure(
+    runs: Sequence[Run],
+    screen: Screen,
+    device: str = "auto",
+    suite: str | None = None,
+    test_images: int | None = None,
+    data_dir: Path | None = None,
+) -> None:
+    """Evaluates finished runs on test images; what is not given comes from each run's own configuration."""
+    where = choose_device(device)
+    loaded: dict[tuple[Data, int | None], Dataset] = {}
+    with screen.bars():
+        for run in runs:
+            wanted = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
+            key = (wanted, test_images or run.config.evaluation.test_images)
+            if key not in loaded:
+                loaded[key] = data.load(*key)
+            _measure_one(run, loaded[key], suite or run.config.evaluation.suite, where, screen)
+    show_errors(runs, screen)
+
+
+def show_errors(runs: Sequence[Run], screen: Screen) -> None:
+    """The main columns of the table that the report has in full."""
+    found = [(run, read_json(run.folder / "evaluation.json", "an evaluated run")) for run in runs]
+    names = [name for name in SHOWN_FIRST if all(name in evaluation["errors"] for _, evaluation in found)]
+    rows = []
+    for run, evaluation in found:
+        errors = [f"{evaluation['errors'][name]:.1f}" for name in names]
+        flips = [f"{evaluation['flips'][axis]:.2f}" for axis in ("horizontal", "vertical")]
+        rows.append([run.config.name, *errors, *flips, evaluation["verdict"]])
+    screen.table(
+        "Test error in percent, and label flips along translations", ["run", *names, "flips h", "flips v", "verdict"], rows
+    )
+
+
+def _one_training(run: Run, loaded: Dataset, world: World, screen: Screen, diverged: list[DivergedError]) -> Iterator[None]:
+    """Only the first process touches the folder; the others hear from it whether there is anything to do.
+
+    A run that diverges is noted, and the rest of the study goes on. Several processes stop instead: they may not all notice
+    it in the same step, and would wait for each other.
+    """
+    if not world.is_first:
+        if world.from_first(None) == b"train":
+            yield from training(run, loaded, world, screen)
+        return
+    with run.claimed():
+        world.from_first(b"finished" if run.finished else b"train")
+        if run.finished:
+            screen.line(f"{run.config.name}: finished before")
+        else:
+            try:
+                yield from training(run, loaded, world, screen)
+            except DivergedError as error:
+                if world.size > 1:
+                    raise
+                screen.line(f"{run.config.name}: stopped, the loss is not finite")
+                diverged.append(error)
+
+
+def _measure_one(run: Run, loaded: Dataset, suite: str, device: torch.device, screen: Screen) -> None:
+    model = run.load_model().to(device)
+    images, labels = loaded.test.images.to(device), loaded.test.labels.to(device)
+    weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
+    asked = {"suite": suite, "images": len(labels), "model_sha256": weights, "test_sha256": _fingerprint(images)}
+    path = run.folder / "evaluation.json"
+    if path.exists() and asked.items() <= read_json(path, "a run folder").items():
+        screen.line(f"{run.config.name}: measured before")
+        return
+    task = screen.task(f"measuring {run.config.name}", 1)
+
+    def progress(done: int, total: int, name: str) -> None:
+        task.total = total
+        task.update(done, name)
+
+    generator = torch.Generator().manual_seed(EVALUATION_SEED)
+    report = evaluate(model, images, labels, suite, progress, generator)
+    exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
+    durable.write_json(path, json.loads(report.to_json()) | asked)  # last: a run that has it is measured
+
+
+def _fingerprint(images: torch.Tensor) -> str:
+    return hashlib.sha256(images.cpu().numpy().tobytes()).hexdigest()

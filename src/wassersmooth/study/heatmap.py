@@ -1,0 +1,59 @@
+"""The grid of a sweep as a picture: robust error by color, clean error below it, the choice framed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from wassersmooth import _checks
+from wassersmooth.study.selection import TOLERANCE, Measured
+
+
+def require_package() -> None:
+    """Complains before hours of work, not after them."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise _checks.extra("matplotlib", "plots", "the heat map of a sweep")
+
+
+def draw(measured: Sequence[Measured], chosen: Measured, path: Path) -> Path:
+    """One panel for each mass: eta downwards, radius to the right."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    masses = sorted({m.point.mass for m in measured})
+    radii = sorted({m.point.radius for m in measured})
+    etas = sorted({m.point.eta for m in measured})
+    figure = Figure(figsize=(2.2 + 1.3 * len(radii) * len(masses), 1.8 + 0.8 * len(etas)), layout="constrained")
+    FigureCanvasAgg(figure)
+    low, high = min(m.robust for m in measured), max(m.robust for m in measured)
+    for number, mass in enumerate(masses):
+        axes = figure.add_subplot(1, len(masses), number + 1)
+        table = np.full((len(etas), len(radii)), np.nan)
+        for m in measured:
+            if m.point.mass != mass:
+                continue
+            row, column = etas.index(m.point.eta), radii.index(m.point.radius)
+            table[row, column] = m.robust
+            dark = m.robust < (low + high) / 2
+            text = f"{m.robust:.1f}\nclean {m.clean:.1f}"
+            axes.text(column, row, text, ha="center", va="center", color="white" if dark else "black", fontsize=9)
+            if m == chosen:
+                axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, edgecolor="tab:red", linewidth=3))
+        image = axes.imshow(table, cmap="viridis", vmin=low, vmax=high, aspect="auto")
+        axes.set_xticks(range(len(radii)), [str(radius) for radius in radii])
+        axes.set_yticks(range(len(etas)), [f"{eta:g}" for eta in etas])
+        axes.set_xlabel("radius, pixels")
+        axes.set_ylabel("eta")
+        axes.set_title(f"mass {mass:g}" if len(masses) > 1 else "robust error, %")
+    figure.colorbar(image, label="robust validation error, %")
+    figure.suptitle(
+        f"{chosen.point.kind}; framed: lowest robust error with clean error within {TOLERANCE:g} of the best", fontsize=9
+    )
+    aside = path.with_name(path.name + ".part")
+    figure.savefig(aside, format="png", dpi=120)
+    aside.replace(path)
+    return path

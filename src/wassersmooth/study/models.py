@@ -1,0 +1,136 @@
+"""Networks by name: the paper's ResNet-20, a small one for digits, timm's, or the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wassersmooth import _checks
+from wassersmooth.normalized import Normalized
+from wassersmooth.study.config import Model
+from wassersmooth.study.data import Dataset
+from wassersmooth.study.errors import StudyError
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"softplus": nn.Softplus, "relu": nn.ReLU, "gelu": nn.GELU}
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut without parameters (option A): every other pixel, new channels zero."""
+
+    def __init__(self, channels: int, out_channels: int, stride: int, activation: str) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out_channels, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(out_channels)
+        self.activation = ACTIVATIONS[activation]()
+        self.stride, self.new_channels = stride, out_channels - channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(self.activation(self.norm1(self.conv1(x)))))
+        half = self.new_channels // 2
+        shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, half)) if self.new_channels else x
+        result: Tensor = self.activation(y + shortcut)
+        return result
+
+
+class ResNet20(nn.Module):
+    """He et al.'s network for CIFAR: 3 x 3 blocks of 16, 32 and 64 channels, 0.27 M parameters."""
+
+    def __init__(self, channels: int, classes: int, activation: str = "softplus") -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.activation = ACTIVATIONS[activation]()
+        plan = [(16, 16, 1)] * 3 + [(16, 32, 2)] + [(32, 32, 1)] * 2 + [(32, 64, 2)] + [(64, 64, 1)] * 2
+        self.blocks = nn.Sequential(*(BasicBlock(*entry, activation) for entry in plan))
+        self.head = nn.Linear(64, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):  # the head keeps torch's smaller weights: softplus features are far from zero
+                nn.init.kaiming_normal_(module.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.blocks(self.activation(self.norm(self.conv(x))))
+        scores: Tensor = self.head(features.mean((2, 3)))
+        return scores
+
+
+class SmallNet(nn.Module):
+    """Three convolutions and a linear layer for images of 16 to 32 pixels; no layer couples the images of a batch."""
+
+    def __init__(self, channels: int, classes: int, activation: str = "softplus") -> None:
+        super().__init__()
+        widths = [channels, 16, 32, 64]
+        layers: list[nn.Module] = []
+        for entered, left in itertools.pairwise(widths):
+            layers += [nn.Conv2d(entered, left, 3, stride=2, padding=1), ACTIVATIONS[activation]()]
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(2)
+        self.head = nn.Linear(64 * 4, classes)
+        gain = math.sqrt(2.0) if activation == "relu" else 2.0  # the others have slope 1/2 at zero
+        for layer in self.features:
+            if isinstance(layer, nn.Conv2d):
+                nn.init.normal_(layer.weight, 0.0, gain / math.sqrt(layer.weight[0].numel()))
+                nn.init.zeros_(cast(Tensor, layer.bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.pool(self.features(x)).flatten(1))
+        return scores
+
+
+def build(config: Model, channels: int, classes: int, mean: list[float], std: list[float], seed: int) -> Normalized:
+    """The network with its normalization, initialized by the seed; the global random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Normalized(_network(config, channels, classes), mean, std)
+
+
+def build_for(config: Model, data: Dataset, seed: int) -> Normalized:
+    return build(config, data.channels, data.classes, *data.normalization(), seed)
+
+
+def _network(config: Model, channels: int, classes: int) -> nn.Module:
+    if config.model == "small":
+        return SmallNet(channels, classes, config.activation)
+    if config.model == "resnet20":
+        return ResNet20(channels, classes, config.activation)
+    if config.model.startswith("timm:"):
+        return _timm(config.model.removeprefix("timm:"), channels, classes)
+    if ":" in config.model:
+        return _own(config.model, channels, classes)
+    raise StudyError(f"model must be small, resnet20, timm:NAME or module:factory; got {config.model!r}")
+
+
+def _timm(name: str, channels: int, classes: int) -> nn.Module:
+    try:
+        timm = importlib.import_module("timm")
+    except ImportError:
+        raise StudyError(f"model timm:{name} needs the package timm; install it with: pip install timm") from None
+    if not timm.is_model(name):
+        raise StudyError(f"timm {timm.__version__} has no model {name!r}; timm.list_models() has the names")
+    model: nn.Module = timm.create_model(name, pretrained=False, in_chans=channels, num_classes=classes)
+    return model
+
+
+def _own(path: str, channels: int, classes: int) -> nn.Module:
+    module_name, _, factory_name = path.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:  # an installed command does not look where the user stands, `python -m` does
+        sys.path.insert(0, here)
+    try:
+        factory = getattr(importlib.import_module(module_name), factory_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise StudyError(f"model {path}: {error}; expected module:factory, importable from here") from None
+    model = factory(channels=channels, classes=classes)
+    _checks.module(model)
+    assert isinstance(model, nn.Module)
+    return model

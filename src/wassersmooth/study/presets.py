@@ -1,0 +1,36 @@
+"""Studies as data: the presets that come with the package, and the user's own TOML files."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from wassersmooth.study.config import AnyStudy, with_values
+from wassersmooth.study.errors import StudyError
+
+
+def names() -> list[str]:
+    """Of the presets, in alphabetical order."""
+    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
+
+
+def with_preset(study: AnyStudy, name: str) -> AnyStudy:
+    """The study with the values of a preset."""
+    if name not in names():
+        raise StudyError(f"preset must be one of {', '.join(names())}; got {name!r}; a file of your own goes with --config")
+    return with_values(study, tomllib.loads((_folder() / f"{name}.toml").read_text()), f"preset {name}")
+
+
+def with_file(study: AnyStudy, path: Path) -> AnyStudy:
+    """The study with the values of a TOML file; its keys are the names of the flags."""
+    try:
+        found = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise StudyError(f"--config {path} cannot be read as TOML ({error})") from None
+    return with_values(study, {key.replace("-", "_"): value for key, value in found.items()}, f"--config {path}")
+
+
+def _folder() -> Any:
+    return resources.files("wassersmooth") / "presets"

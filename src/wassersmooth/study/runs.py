@@ -1,0 +1,158 @@
+"""The folder of a run: what is in it, who may write to it, and how it is read again.
+
+config.json             the resolved configuration, written first and never changed
+metrics.jsonl           one line per epoch, cut back to the checkpoint when a run is resumed
+checkpoint.safetensors  model, optimizer, schedule, epoch and random states
+provenance.json         code, versions, device, threads, seed, seconds
+model.safetensors       the result; written last, so a run that has it is finished
+evaluation.json         what evaluate measured
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from wassersmooth.normalized import Normalized
+from wassersmooth.study import checkpoints, durable, models
+from wassersmooth.study.checkpoints import Stored
+from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig
+from wassersmooth.study.data import Dataset
+from wassersmooth.study.errors import StudyError
+
+LOCK = "run.lock"
+
+
+class Run:
+    """A run folder. Reading needs nothing; writing goes through :meth:`claimed`."""
+
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        self.folder, self.config = folder, config
+
+    @classmethod
+    def of(cls, study: Path, config: RunConfig) -> Run:
+        return cls(study / config.name, config)
+
+    @classmethod
+    def at(cls, folder: Path) -> Run:
+        """The run that a folder holds."""
+        return cls(folder, RunConfig.from_flat(read_json(folder / "config.json", "a run folder"), str(folder / "config.json")))
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "model.safetensors").is_file()
+
+    @property
+    def checkpoint_path(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """The folder made, its configuration stored or found to be the same, and no other process writing to it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise durable.cannot_write(self.folder, error) from None
+        with _locked(self.folder / LOCK):
+            self._settle_configuration()
+            yield
+
+    def _settle_configuration(self) -> None:
+        path = self.folder / "config.json"
+        if not path.exists():
+            others = [p.name for p in self.folder.iterdir() if p.name not in {LOCK, "config.json" + durable.ASIDE}]
+            if others:
+                raise StudyError(f"{self.folder} holds {sorted(others)[0]} but no config.json; choose another --output")
+            durable.write_json(path, self.config.to_flat())
+            return
+        stored = read_json(path, "a run folder")
+        wanted = self.config.to_flat()
+        changed = [key for key in {**stored, **wanted} if key not in FREE_TO_CHANGE and stored.get(key) != wanted.get(key)]
+        if changed:
+            listed = ", ".join(f"{key} was {stored.get(key)!r} and is now {wanted.get(key)!r}" for key in changed[:4])
+            raise StudyError(f"{self.folder} was begun with another configuration: {listed}; choose another --output")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of all whole lines; a kill can leave half of one at the end."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        try:
+            rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        except ValueError:
+            raise StudyError(f"{path} holds a line that is not JSON; restore it, or move the run's folder away") from None
+        return rows
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        durable.append_line(self.folder / "metrics.jsonl", json.dumps(row))
+
+    def cut_metrics(self, epochs: int) -> None:
+        """Keeps the rows up to the checkpoint's epoch; the others are about to be made again."""
+        path = self.folder / "metrics.jsonl"
+        if path.exists():
+            rows = [row for row in self.metrics() if row["epoch"] <= epochs]
+            durable.write(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def finish(self, model: Normalized, data: Dataset, facts: dict[str, Any]) -> None:
+        """Provenance, then the result itself."""
+        seconds = sum(row["seconds"] for row in self.metrics())
+        durable.write_json(self.folder / "provenance.json", facts | {"seed": self.config.seed, "seconds": round(seconds, 3)})
+        shape = {"channels": data.channels, "height": data.size[0], "width": data.size[1], "classes": data.classes}
+        checkpoints.save(self.folder / "model.safetensors", model.state_dict(), {"config": self.config.to_flat(), **shape})
+
+    def load_model(self) -> Normalized:
+        """The trained network in eval mode, on the CPU."""
+        path = self.folder / "model.safetensors"
+        if not path.exists():
+            raise StudyError(f"{self.folder} has no model.safetensors: the run is not finished; give its train command again")
+        stored: Stored = checkpoints.load(path)
+        channels, classes = stored.facts["channels"], stored.facts["classes"]
+        model = models.build(self.config.model, channels, classes, [0.0] * channels, [1.0] * channels, seed=0)
+        checkpoints.load_into(model, stored.tensors, path)
+        return model.eval()
+
+
+def runs_in(folder: Path) -> list[Run]:
+    """The runs of a study folder, or the run that the folder is."""
+    if (folder / "config.json").is_file():
+        return [Run.at(folder)]
+    found = sorted(path.parent for path in folder.glob("*/config.json")) if folder.is_dir() else []
+    if not found:
+        raise StudyError(f"{folder} is neither a run nor a study folder: no config.json in it or one level below")
+    return [Run.at(path) for path in found]
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise StudyError(f"{path.parent} is not {what}: it has no {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise StudyError(f"{path} cannot be read ({error}); restore it, or move its folder away") from None
+    if not isinstance(content, dict):
+        raise StudyError(f"{path}: expected a JSON object; got {type(content).__name__}")
+    return content
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One writer at a time. The system drops the lock of a killed process by itself."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: no such lock, and two writers are the user's own lookout
+        yield
+        return
+    try:
+        file = path.open("a")
+    except OSError as error:
+        raise durable.cannot_write(path, error) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StudyError(
+                f"{path.parent} is being written by another process; wait for it, or choose another --output"
+            ) from None
+        yield

@@ -1,0 +1,231 @@
+"""The training loop: crash-safe, resumable to the bit on a CPU, and read in one screen (:func:`training`)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wassersmooth.study import checkpoints, models, provenance
+from wassersmooth.study.acceleration import Step, make_step
+from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig
+from wassersmooth.study.data import Dataset, Part, batches
+from wassersmooth.study.distributed import World
+from wassersmooth.study.errors import DivergedError, StudyError
+from wassersmooth.study.runs import Run
+from wassersmooth.study.screen import Screen
+
+TRAIN_ERROR_IMAGES = 2000  # the training error is measured on so many, in eval mode
+EVALUATION_BATCH = 500
+
+
+def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[None]:
+    """Trains one run to its end, from its last checkpoint. Pauses after each step, so that several runs can take turns."""
+    recipe = run.config.training
+    state = TrainingState(run.config, data, world)
+    state.resume(run)
+    step = state.make_step()
+    task = screen.task(run.config.name, recipe.epochs, state.epoch)
+    while state.epoch < recipe.epochs and not state.out_of_patience:
+        started = time.perf_counter()
+        rate = state.begin_epoch()
+        totals, seen = [], 0
+        for images, labels in batches(data.train, recipe.batch_size, run.config.data.augment, state.order):
+            if len(labels) < world.size:
+                continue  # a last batch that does not reach every process
+            loss, penalty = _guarded(step, *world.share(images, labels), state, run)
+            totals.append(torch.stack([loss, penalty]) * len(labels))
+            seen += len(labels)
+            yield
+        _require_finite(torch.stack(totals), state, run)
+        loss_mean, penalty_mean = (world.mean(torch.stack(totals).sum(0)) / seen).tolist()
+        state.end_epoch(validation := error(state.model, data.validation))
+        row = {"epoch": state.epoch, "loss": loss_mean, "penalty": penalty_mean}
+        row |= {"train_error": error(state.model, data.train, TRAIN_ERROR_IMAGES), "validation_error": validation}
+        row |= {"learning_rate": rate, "seconds": round(time.perf_counter() - started, 4)}
+        if world.is_first:
+            run.append_metrics(row)
+            if state.epoch % recipe.checkpoint_every == 0 or state.epoch == recipe.epochs or state.out_of_patience:
+                state.save(run)
+        task.update(state.epoch, _note(row))
+    state.restore_best()
+    if world.is_first:
+        run.finish(state.model, data, provenance.describe(world.device))
+
+
+class TrainingState:
+    """Everything that changes while a run is trained, and how it goes into a checkpoint and comes back."""
+
+    def __init__(self, config: RunConfig, data: Dataset, world: World) -> None:
+        self.config, self.data, self.world = config, data, world
+        recipe, device = config.training, world.device
+        self.model = models.build_for(config.model, data, config.seed).to(device)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+        )
+        torch.manual_seed(config.seed + (world.rank << 32))  # for layers that draw, such as dropout
+        self.order = torch.Generator().manual_seed(config.seed)
+        self.noise = torch.Generator(device).manual_seed(config.seed + (world.rank << 32))
+        self.eta = torch.tensor(config.regularizer.eta, device=device)  # a tensor, so that a captured step sees the ramp
+        self.epoch = self.steps = 0
+        self.saved_epoch: int | None = None
+        self.best_error, self.best_epoch = math.inf, 0
+        self.best: dict[str, Tensor] = {}
+
+    def make_step(self) -> Step:
+        config = self.config
+        eta = self.eta if config.training.eta_ramp else None
+        try:
+            objective = config.regularizer.objective(self.data.size, config.training.engine, eta)
+        except ValueError as error:
+            raise StudyError(f"{config.regularizer}: {error}") from None
+        model = self.world.wrapped(self.model)
+        return make_step(model, objective, self.optimizer, self.noise, config.machine, self.world.device)
+
+    def begin_epoch(self) -> float:
+        """Sets the learning rate and eta of the epoch to come; returns the rate."""
+        recipe = self.config.training
+        rate = recipe.learning_rate * 0.1 ** sum(self.epoch >= milestone for milestone in recipe.milestones)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if recipe.eta_ramp:
+            self.eta.fill_(self.config.regularizer.eta * min(1.0, (self.epoch + 1) / recipe.eta_ramp))
+        self.model.train()
+        return rate
+
+    def end_epoch(self, validation_error: float | None) -> None:
+        self.epoch += 1
+        if self.config.training.patience is not None and validation_error is not None and validation_error < self.best_error:
+            self.best_error, self.best_epoch = validation_error, self.epoch
+            self.best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+    @property
+    def out_of_patience(self) -> bool:
+        patience = self.config.training.patience
+        return patience is not None and self.epoch - self.best_epoch >= patience
+
+    def restore_best(self) -> None:
+        if self.best:
+            self.model.load_state_dict(self.best)
+
+    def save(self, run: Run) -> None:
+        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
+        for index, state in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{index}/{name}": value for name, value in state.items() if isinstance(value, Tensor)}
+        tensors |= {"random/cpu": torch.get_rng_state(), "random/order": self.order.get_state()}
+        tensors |= {"random/noise": self.noise.get_state()}
+        if self.world.device.type == "cuda":
+            tensors["random/cuda"] = torch.cuda.get_rng_state(self.world.device)
+        checkpoints.save(run.checkpoint_path, tensors, self._identity() | self._progress())
+        self.saved_epoch = self.epoch
+
+    def resume(self, run: Run) -> None:
+        """Goes on from the run's checkpoint, where there is one, and cuts the metrics back to it."""
+        path = run.checkpoint_path
+        raw = path.read_bytes() if self.world.is_first and path.exists() else None
+        raw = self.world.from_first(raw)
+        if raw is not None:
+            stored = checkpoints.parse(raw, path)
+            for key, value in self._identity().items():
+                if stored.facts.get(key) != value:
+                    what = "another configuration" if key == "config" else "other training images"
+                    raise StudyError(f"{path} belongs to {what}; it was left as it is; choose another --output")
+            self._restore(stored, run)
+        if self.world.is_first:
+            run.cut_metrics(self.epoch)
+
+    def _restore(self, stored: checkpoints.Stored, run: Run) -> None:
+        checkpoints.load_into(self.model, stored.under("model"), run.checkpoint_path)
+        self.best = {name: tensor.to(self.world.device) for name, tensor in stored.under("best").items()}
+        momentum: dict[int, dict[str, Any]] = {}
+        for name, tensor in stored.under("optimizer").items():
+            index, _, key = name.partition("/")
+            momentum.setdefault(int(index), {})[key] = tensor
+        self.optimizer.load_state_dict({"state": momentum, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        facts = stored.facts
+        self.epoch, self.steps, self.saved_epoch = facts["epoch"], facts["steps"], facts["epoch"]
+        self.best_error = math.inf if facts["best_error"] is None else facts["best_error"]  # zero is a good error
+        self.best_epoch = facts["best_epoch"]
+        self.order.set_state(stored.tensors["random/order"])
+        if self.world.is_first:  # the others were seeded by their rank: one file cannot hold the states of all
+            torch.set_rng_state(stored.tensors["random/cpu"])
+            if self.noise.device.type == self.world.device.type and len(stored.tensors["random/noise"]) == len(
+                self.noise.get_state()
+            ):
+                self.noise.set_state(stored.tensors["random/noise"])
+            if self.world.device.type == "cuda" and "random/cuda" in stored.tensors:
+                torch.cuda.set_rng_state(stored.tensors["random/cuda"], self.world.device)
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be this run's."""
+        config = {key: value for key, value in self.config.to_flat().items() if key not in FREE_TO_CHANGE}
+        return {"config": config, "data": self.data.fingerprint}
+
+    def _progress(self) -> dict[str, Any]:
+        best = self.best_error if math.isfinite(self.best_error) else None
+        schedule = {"learning_rate": self.optimizer.param_groups[0]["lr"], "eta": float(self.eta)}
+        return {
+            "epoch": self.epoch,
+            "steps": self.steps,
+            "best_error": best,
+            "best_epoch": self.best_epoch,
+            "schedule": schedule,
+        }
+
+
+@torch.no_grad()
+def error(model: nn.Module, part: Part, limit: int | None = None) -> float | None:
+    """The error on the first ``limit`` images in eval mode, in percent; None where there are no images."""
+    if not len(part):
+        return None
+    was_training = model.training
+    model.eval()
+    images, labels = part.images[:limit], part.labels[:limit]
+    pairs = zip(torch.split(images, EVALUATION_BATCH), torch.split(labels, EVALUATION_BATCH), strict=True)
+    wrong = sum(int((model(x).argmax(1) != y).sum()) for x, y in pairs)
+    model.train(was_training)
+    return 100 * wrong / len(labels)
+
+
+def _guarded(
+    step: Step, images: Tensor, labels: Tensor, weight: float, state: TrainingState, run: Run
+) -> tuple[Tensor, Tensor]:
+    """A step that names where it was when the loss stopped being a number. On CUDA that shows at the end of the epoch."""
+    state.steps += 1
+    try:
+        loss, penalty = step(images, labels, weight)
+    except ValueError as error:
+        if "finite" not in str(error):
+            raise
+        _require_finite(torch.tensor([[math.nan, 0.0]]), state, run)
+        raise
+    if loss.device.type == "cpu":
+        _require_finite(torch.stack([loss, penalty])[None], state, run)
+    return loss, penalty
+
+
+def _require_finite(latest: Tensor, state: TrainingState, run: Run) -> None:
+    """Stops the run at the first of the latest steps whose loss or penalty is not finite. # shape: (steps, 2)"""
+    good = torch.isfinite(latest).all(1)
+    if bool(good.all()):
+        return
+    first = int(good.int().argmin())
+    step = state.steps - len(latest) + first + 1
+    rate = state.optimizer.param_groups[0]["lr"]
+    saved = (
+        f"{run.checkpoint_path} of epoch {state.saved_epoch}" if state.saved_epoch else "none: it happened before the first one"
+    )
+    raise DivergedError(
+        f"{run.folder}: the loss is {latest[first].sum().item()} at step {step} (epoch {state.epoch + 1}) with learning rate "
+        f"{rate:g}; the last good checkpoint is {saved}; lower --learning-rate or eta, or let eta grow with --eta-ramp"
+    )
+
+
+def _note(row: dict[str, Any]) -> str:
+    validation = "" if row["validation_error"] is None else f"  validation error {row['validation_error']:.1f} %"
+    return f"loss {row['loss']:.3f} + {row['penalty']:.3f}{validation}"

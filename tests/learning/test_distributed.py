@@ -1,0 +1,47 @@
+"""Two real processes give the gradients of one process on the joined batch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.learning.distributed_case import CASES, STEPS, batches, model_of, step
+from tests.learning.zoo import batch, smooth_net
+from wassersmooth import Euclidean
+from wassersmooth.learning.objectives import GradientPenalty
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+
+
+def run_two_processes(path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    worker = ["-m", "tests.learning.distributed_worker", str(path)]
+    done = subprocess.run(
+        [*command, *worker], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(path)
+
+
+def test_two_processes_have_the_gradients_of_one_on_the_joined_batch(tmp_path):
+    found = run_two_processes(tmp_path / "gradients.pt")
+    for name, case in CASES.items():
+        model = model_of(case)
+        tolerance = 1e-6 if "finite" in name else 1e-10
+        expected = [step(case, model, images, labels) for images, labels in batches()]
+        assert len(expected) == len(found["gradients"][name]) == STEPS
+        for received, gradient in zip(found["gradients"][name], expected, strict=True):
+            error = float((received - gradient).abs().max() / gradient.abs().max())
+            assert error <= tolerance, f"{name}: {error:.2e}"
+    assert "static_graph=False" in found["refused"]
+
+
+def test_fsdp_is_refused_by_name():
+    class FSDPModule(torch.nn.Sequential):
+        pass
+
+    with pytest.raises(ValueError, match="DistributedDataParallel"):
+        GradientPenalty(Euclidean(), 0.5)(FSDPModule(smooth_net()), *batch())

@@ -1,0 +1,125 @@
+"""The doctor: finds what is planted, recommends what works, and leaves the patient as it was."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.learning.test_hygiene import moody_net, same, state
+from tests.learning.zoo import batch, make, smooth_net
+from wassersmooth import PixelGraph, Wasserstein
+from wassersmooth.learning.agreement import gap
+from wassersmooth.learning.doctor import doctor
+from wassersmooth.learning.engines import FiniteDifference
+from wassersmooth.learning.objectives import GradientPenalty
+from wassersmooth.normalized import Normalized
+
+METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=1))
+
+
+def level(diagnosis, topic):
+    return next(finding.level for finding in diagnosis.findings if finding.topic == topic)
+
+
+def text(diagnosis, topic):
+    return " ".join(finding.text for finding in diagnosis.findings if finding.topic == topic)
+
+
+def test_a_healthy_model(device):
+    model = Normalized(smooth_net(device), 0.5, 0.25).to(device)
+    diagnosis = doctor(model, *batch(device=device), metric=METRIC, repeats=1)
+    assert diagnosis.healthy
+    assert all(level(diagnosis, topic) == "ok" for topic in ("values", "normalization", "operators", "batch-norm", "effect"))
+    assert diagnosis.engine in ("double_backward", "forward_mode")
+    assert set(diagnosis.step_seconds) == {"plain", "double_backward", "forward_mode", "finite_difference"}
+    assert diagnosis.gaps["forward_mode"] < 1e-10
+    table = str(diagnosis)
+    assert table.count("\n") >= 9
+    assert "x plain" in table
+    assert f"engine='{diagnosis.engine}'" in table
+
+
+def test_values_and_normalization(device):
+    model, (images, labels) = smooth_net(device), batch(device=device)
+    bytes_ = doctor(model, images * 255, labels, repeats=1)
+    assert "divide 8-bit images by 255" in text(bytes_, "values")
+    normalized = doctor(model, (images - 0.5) / 0.25, labels, repeats=1)
+    assert "ws.Normalized" in text(normalized, "values")
+    assert not normalized.healthy
+    assert level(normalized, "normalization") == "note"
+    assert not doctor(model, images / 0, labels).healthy
+    assert "labels must be in" in text(doctor(model, images, labels + 5), "inputs")
+    assert "non-negative masses" in text(doctor(model, images - 0.5, labels, metric=METRIC), "inputs")
+
+
+class Grid(nn.Module):
+    def forward(self, x):
+        return F.grid_sample(x, x.new_full((len(x), 4, 4, 2), 0.1), align_corners=False)
+
+
+class Distances(nn.Module):
+    def forward(self, x):
+        return torch.cdist(x.flatten(1)[:, None], 2 * x.flatten(1)[:, None] + 1).flatten(1)
+
+
+def test_operators_are_named(device):
+    images, labels = batch(device=device)
+    front = nn.Conv2d(1, 4, 3, stride=2, padding=1)
+    grid = nn.Sequential(front, nn.Sequential(Grid()), nn.Flatten(), nn.Linear(64, 3)).double().to(device)
+    diagnosis = doctor(grid, images, labels, repeats=1)
+    assert "1.0 (Grid) in forward mode" in text(diagnosis, "operators")
+    assert diagnosis.engine == ("double_backward" if device == "cpu" else "finite_difference")  # the CUDA kernel has neither
+    distances = nn.Sequential(front, Distances(), nn.Linear(1, 3)).double().to(device)
+    diagnosis = doctor(distances, images, labels, repeats=1)
+    assert "1 (Distances) has no second derivative" in text(diagnosis, "operators")
+    assert diagnosis.engine == "finite_difference"
+
+
+def test_a_penalty_without_effect_is_a_problem(device):
+    class Detached(nn.Module):
+        def forward(self, x):
+            return x.detach() + 0 * x
+
+    images, labels = batch(device=device)
+    model = nn.Sequential(Detached(), nn.Flatten(), nn.Linear(64, 3)).double().to(device)
+    diagnosis = doctor(model, images, labels, repeats=1)
+    assert level(diagnosis, "effect") == "problem"
+    assert not diagnosis.healthy
+
+
+def test_batch_norm_mode_and_sync_batch_norm(device):
+    images, labels = batch(device=device)
+    assert level(doctor(make("batch_norm_train", device), images, labels, repeats=1), "batch-norm") == "note"
+    assert level(doctor(make("batch_norm_eval", device), images, labels, repeats=1), "batch-norm") == "ok"
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(make("batch_norm_eval", device))
+    assert level(doctor(synced, images, labels, repeats=1), "batch-norm") == "problem"
+
+
+def test_frozen_models_and_bad_arguments(device):
+    model, (images, labels) = smooth_net(device).requires_grad_(False), batch(device=device)
+    assert "unfreeze" in text(doctor(model, images, labels), "parameters")
+    with pytest.raises(ValueError, match=r"torch\.nn\.Module"):
+        doctor("model", images, labels)
+
+
+def test_the_patient_is_left_as_it_was(device):
+    model, (images, labels) = moody_net(device), batch(device=device)
+    model[0].weight.requires_grad_(False)
+    model[0].bias.grad = torch.ones_like(model[0].bias)
+    before = state(model, device)
+    doctor(model, images, labels, repeats=1)
+    assert same(state(model, device), before)
+    assert model.training
+    assert not model[0].weight.requires_grad
+    assert bool((model[0].bias.grad == 1).all())
+    assert not any(module._forward_pre_hooks for module in (model, *list(model)[:5]))
+
+
+def test_finite_differences_report_their_gap(device):
+    model, (images, labels) = make("batch_norm_train", device), batch(device=device)
+    coarse = gap(GradientPenalty(METRIC, 0.5, engine=FiniteDifference(0.3, central=False)), model, images, labels)
+    fine = gap(GradientPenalty(METRIC, 0.5, engine=FiniteDifference()), model, images, labels)
+    assert 1e-3 < coarse.relative < 1
+    assert fine.relative < 1e-6
+    assert fine.cosine > coarse.cosine
+    assert coarse.worst in dict(model.named_parameters())

@@ -1,0 +1,129 @@
+"""Every engine against central differences of the scalar objective, layer by layer."""
+
+import pytest
+import torch
+
+from tests.compare import assert_matches
+from tests.learning.central import along, differences, flat, gradient_penalty, gradients_of
+from tests.learning.zoo import ZOO, batch, make, smooth_net
+from wassersmooth import Euclidean, PixelGraph, Wasserstein
+from wassersmooth.learning.engines import FiniteDifference, couples_images
+from wassersmooth.learning.objectives import GradientPenalty
+
+METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2), mass=0.1)
+EXACT = ("double_backward", "forward_mode")
+
+
+def seeded(function):
+    def run():
+        torch.manual_seed(5)
+        return function()
+
+    return run
+
+
+@pytest.mark.parametrize("engine", EXACT)
+@pytest.mark.parametrize("name", ZOO)
+def test_exact_engines_match_central_differences(name, engine, device):
+    model, (images, labels) = make(name, device), batch(device=device)
+    objective = GradientPenalty(METRIC, eta=0.7, engine=engine)
+    parameters = list(model.parameters())
+
+    terms = seeded(lambda: objective(model, images, labels))()
+    value = seeded(lambda: gradient_penalty(model, images, labels, METRIC, 0.7))
+    assert_matches(terms.penalty, value(), 1e-10)
+    received = along(gradients_of(terms.penalty, model), parameters)
+    assert_matches(received, differences(value, parameters), 1e-6)
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("central", [True, False])
+def test_finite_differences_have_the_value_and_nearly_the_gradient(name, central, device):
+    model, (images, labels) = make(name, device), batch(device=device)
+    exact = seeded(lambda: GradientPenalty(METRIC, eta=0.7)(model, images, labels))()
+    rough = seeded(lambda: GradientPenalty(METRIC, 0.7, engine=FiniteDifference(central=central))(model, images, labels))()
+    assert_matches(rough.penalty, exact.penalty, 1e-10)
+    a, b = (flat(gradients_of(terms.penalty, model)) for terms in (rough, exact))
+    assert (a - b).norm() <= (2e-2 if model.training else 5e-4) * b.norm()
+
+
+def test_finite_differences_in_float32(device):
+    for name in ("batch_norm_train", "batch_norm_eval", "vision_transformer"):
+        model, (images, labels) = make(name, device), batch(device=device)
+        exact = flat(gradients_of(GradientPenalty(METRIC, 1.0)(model, images, labels).penalty, model))
+        objective = GradientPenalty(METRIC, 1.0, engine="finite_difference")
+        terms = objective(model.float(), images.float(), labels)
+        rough = flat(gradients_of(terms.penalty, model)).double()
+        assert (rough - exact).norm() <= (2e-2 if model.training else 5e-4) * exact.norm(), name
+
+
+@pytest.mark.parametrize("engine", EXACT)
+@pytest.mark.parametrize("name", ["batch_norm_train", "vision_transformer", "dropout"])
+def test_penalty_of_the_outputs(name, engine, device):
+    model, (images, labels) = make(name, device), batch(device=device)
+    parameters = list(model.parameters())
+    terms = seeded(lambda: GradientPenalty(Euclidean(), 0.7, of="logits", engine=engine)(model, images, labels))()
+    value = seeded(lambda: gradient_penalty(model, images, labels, Euclidean(), 0.7, of="logits"))
+    assert_matches(terms.penalty, value(), 1e-10)
+    received = along(gradients_of(terms.penalty, model), parameters)
+    assert_matches(received, differences(value, parameters), 1e-6)
+
+
+def test_many_outputs_are_projected_without_bias(device):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 20)).double().to(device)
+    images, labels = batch(device=device)
+    exact = METRIC.cometric(images).as_matrix()
+    weight = model[1].weight.detach()
+    expected = torch.einsum("ci,bij,cj->", weight, exact, weight) / len(images)
+    objective = GradientPenalty(METRIC, 1.0, of="logits")
+    values = torch.stack([objective(model, images, labels).penalty.detach() for _ in range(200)])
+    error = values.std() / 200**0.5
+    assert 0 < error < 0.05 * expected
+    assert abs(values.mean() - expected) < 5 * error
+
+
+def test_engines_share_the_projections_of_one_generator(device):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Tanh(), torch.nn.Linear(8, 20))
+    model, (images, labels) = model.double().to(device), batch(device=device)
+    found = []
+    for engine in ("double_backward", "forward_mode", "finite_difference"):
+        objective = GradientPenalty(METRIC, 1.0, of="logits", engine=engine)
+        generator = torch.Generator(device).manual_seed(3)
+        found.append(flat(gradients_of(objective(model, images, labels, generator).penalty, model)))
+    assert_matches(found[1], found[0], 1e-10)
+    assert_matches(found[2], found[0], 1e-4)
+
+
+@pytest.mark.parametrize("engine", [*EXACT, "finite_difference"])
+def test_learned_graph_weights_get_their_gradient(engine, device):
+    weights = torch.rand(12, dtype=torch.float64).add(0.5).requires_grad_()
+    metric = Wasserstein(PixelGraph.grid(8, 8, radius=2, weight=weights))
+    model, (images, labels) = smooth_net(device), batch(device=device)
+    penalty = GradientPenalty(metric, 0.7, engine=engine)(model, images, labels).penalty
+    (gradient,) = torch.autograd.grad(penalty, weights)
+    expected = differences(lambda: gradient_penalty(model, images, labels, metric, 0.7), [weights])
+    assert_matches(along([gradient], [weights]), expected, 1e-6)
+
+
+@pytest.mark.parametrize("engine", [*EXACT, "finite_difference"])
+def test_zero_image_constant_image_and_zero_gradient_are_finite(engine, device):
+    model, (images, labels) = smooth_net(device, torch.float32), batch(device=device, dtype=torch.float32)
+    images[0], images[1] = 0, 0.5
+    dead = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)).to(device)
+    torch.nn.init.zeros_(dead[1].weight)
+    for net in (model, dead):
+        for metric in (METRIC, Wasserstein(PixelGraph.grid(8, 8, radius=1)), Euclidean()):
+            terms = GradientPenalty(metric, 0.7, engine=engine)(net, images, labels)
+            assert torch.isfinite(terms.total)
+            assert all(bool(torch.isfinite(g).all()) for g in gradients_of(terms.total, net))
+    assert terms.penalty == 0
+
+
+def test_a_common_step_is_taken_where_images_see_each_other():
+    model, (images, labels) = make("batch_norm_train"), batch(16)
+    images[::2] *= 0.01  # very different scales in one batch
+    assert couples_images(model)
+    assert not couples_images(model.eval())
+    exact = flat(gradients_of(GradientPenalty(Euclidean(), 1.0)(model.train(), images, labels).penalty, model))
+    rough = GradientPenalty(Euclidean(), 1.0, engine="finite_difference")(model, images, labels)
+    assert (flat(gradients_of(rough.penalty, model)) - exact).norm() < 1e-3 * exact.norm()

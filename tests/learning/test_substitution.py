@@ -1,0 +1,102 @@
+"""Written-out operators have the values of the native ones, with every option they take on."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.compare import assert_matches
+from tests.learning.zoo import batch
+from wassersmooth.learning import losses
+from wassersmooth.learning.substitution import SUBSTITUTES, written_out
+
+
+def uniform(*shape):
+    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape))) + 0.1
+
+
+X, TOKENS = uniform(3, 4, 6, 6), uniform(2, 3, 5, 4)
+W4, B4 = uniform(4), uniform(1, 4)[0]
+CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril()
+ROWS, TARGETS = uniform(3, 5), torch.tensor([0, 4, 2])
+
+CALLS = {
+    "batch_norm in training": lambda: F.batch_norm(X, None, None, W4, B4, True),
+    "batch_norm in eval": lambda: F.batch_norm(X, B4, W4, W4, B4, False, eps=1e-3),
+    "torch.batch_norm": lambda: torch.batch_norm(X, W4, B4, None, None, True, 0.1, 1e-5, False),
+    "instance_norm": lambda: F.instance_norm(X, weight=W4, bias=B4),
+    "instance_norm in eval": lambda: F.instance_norm(X, B4, W4, W4, B4, use_input_stats=False),
+    "layer_norm": lambda: F.layer_norm(X, (6, 6), uniform(6, 6), None, 1e-3),
+    "torch.layer_norm": lambda: torch.layer_norm(X, (6,)),
+    "group_norm": lambda: F.group_norm(X, 2, W4, B4),
+    "rms_norm": lambda: F.rms_norm(X, (6,), uniform(6)),
+    "softmax": lambda: F.softmax(X, dim=1),
+    "Tensor.softmax": lambda: X.softmax(-1),
+    "torch.softmax with dtype": lambda: torch.softmax(X.float(), 1, dtype=torch.float64),
+    "softmin": lambda: F.softmin(X, dim=1),
+    "log_softmax": lambda: F.log_softmax(1000 * X, dim=1),
+    "logsumexp": lambda: torch.logsumexp(1000 * X, 1, keepdim=True),
+    "logsumexp over two": lambda: torch.logsumexp(X, (1, 2)),
+    "silu": lambda: F.silu(X - 1),
+    "mish": lambda: F.mish(X - 1),
+    "glu": lambda: F.glu(X - 1, 1),
+    "hardsigmoid": lambda: F.hardsigmoid(10 * (X - 0.5)),
+    "cross_entropy": lambda: F.cross_entropy(ROWS, TARGETS),
+    "cross_entropy summed": lambda: F.cross_entropy(ROWS, TARGETS, reduction="sum", label_smoothing=0.1),
+    "cross_entropy with soft labels": lambda: F.cross_entropy(ROWS, ROWS.softmax(1), reduction="none", label_smoothing=0.2),
+    "cross_entropy with weights": lambda: F.cross_entropy(ROWS, TARGETS, weight=uniform(5)),
+    "cross_entropy that ignores": lambda: F.cross_entropy(ROWS, TARGETS, ignore_index=4),
+    "attention": lambda: F.scaled_dot_product_attention(TOKENS, 2 * TOKENS, TOKENS**2),
+    "attention, causal": lambda: F.scaled_dot_product_attention(TOKENS, TOKENS, TOKENS, is_causal=True, scale=0.3),
+    "attention, boolean mask": lambda: F.scaled_dot_product_attention(TOKENS, TOKENS, TOKENS, attn_mask=CAUSAL),
+    "attention, added mask": lambda: F.scaled_dot_product_attention(TOKENS, TOKENS, TOKENS, attn_mask=uniform(5, 5)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_values_are_the_native_ones(call):
+    expected = call()
+    with written_out():
+        received = call()
+    assert received.dtype == expected.dtype
+    assert_matches(received, expected, 1e-12)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_multi_head_attention_with_masks(need_weights, batch_first):
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(4, 2, batch_first=batch_first, kdim=3, vdim=6, dtype=torch.float64)
+    itself = nn.MultiheadAttention(4, 2, batch_first=batch_first, bias=False, dtype=torch.float64)
+    q, k, v = uniform(2, 2, 4), uniform(2, 2, 3), uniform(2, 2, 6)
+    padding = torch.tensor([[False, True], [False, False]])
+    for run in (
+        lambda: layer(q, k, v, need_weights=need_weights),
+        lambda: layer(q, k, v, key_padding_mask=padding, need_weights=need_weights, average_attn_weights=False),
+        lambda: itself(q, q, q, attn_mask=torch.tensor([[False, True], [False, False]]), need_weights=need_weights),
+        lambda: itself(q, q, q, attn_mask=uniform(4, 2, 2), key_padding_mask=padding, need_weights=need_weights),
+    ):
+        expected = run()
+        with written_out():
+            received = run()
+        assert_matches(received[0], expected[0], 1e-12)
+        assert (received[1] is None) == (expected[1] is None)
+        if need_weights:
+            assert_matches(received[1], expected[1], 1e-12)
+
+
+def test_the_table_covers_what_is_known_to_be_wrong():
+    for operator in (F.batch_norm, F.layer_norm, F.instance_norm, F.silu, F.softmax, F.scaled_dot_product_attention):
+        assert operator in SUBSTITUTES
+
+
+def test_losses_are_those_of_torch():
+    _, labels = batch()
+    outputs = 30 * torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    targets = F.one_hot(labels, 3).double()
+    binary = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1)
+    assert_matches(losses.cross_entropy(outputs, labels), F.cross_entropy(outputs, labels, reduction="none"), 1e-12)
+    assert_matches(losses.binary_cross_entropy(outputs, labels), binary, 1e-12)
+    assert_matches(losses.square(outputs, labels), F.mse_loss(outputs, targets, reduction="none").mean(1), 1e-12)
+    huge = losses.cross_entropy(torch.tensor([[1e4, 0.0, 0.0]]), torch.tensor([1]))
+    assert torch.isfinite(huge).all()

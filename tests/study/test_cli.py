@@ -1,0 +1,190 @@
+"""The command line: a manual, values from preset, file and flags, and one clear line with exit code 2 on bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from study.small_studies import stripes_file
+
+from wassersmooth import cli
+from wassersmooth.study import presets
+from wassersmooth.study.commands import COMMANDS, Reproduce, StudyCommand, Sweep, Train
+from wassersmooth.study.config import flatten
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    try:
+        code = cli.main(list(arguments))
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def tiny_flags(folder: Path) -> list[str]:
+    flags = f"--dataset {stripes_file(folder)} --epochs 2 --batch-size 16 --validation 0.25 --device cpu --threads 1"
+    return [*flags.split(), "--output", str(folder / "study")]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_without_a_command_all_of_them_are_shown(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    assert all(f"\n  {name} " in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_each_command_has_a_manual(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    code, out, err = run(capsys, name, "--help")
+    assert (code, err) == (0, "")
+    assert f"usage: wassersmooth {name}" in out
+    assert str(COMMANDS[name].__doc__).splitlines()[0][:40] in " ".join(out.split())
+    if issubclass(COMMANDS[name], StudyCommand):
+        for field in flatten(COMMANDS[name]()):
+            assert f"--{field.replace('_', '-')} " in out
+        assert "--preset" in out
+        assert "--config" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["fly"], "the command must be one of reproduce, train, .* got 'fly'"),
+        (["train", "--preset", "imagenet"], "preset must be one of cifar10-paper, .* got 'imagenet'"),
+        (["train", "--epochs", "many"], "Error parsing --epochs"),
+        (["train", "--epochs", "0"], "epochs must be at least 1; got 0"),
+        (["train", "--epoch", "3"], "Unrecognized options: --epoch.*perhaps you meant --epochs"),
+        (["train", "--learning-rate"], "--learning-rate"),
+        (["train", "--activation", "tanh"], "--activation"),
+        (["train", "--seeds"], "seeds must be one or more"),
+        (["train", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
+        (["train", "--regularizers", "euclidean"], "eta is positive"),
+        (["train", "--dataset", "nothing"], "dataset must be one of"),
+        (["train", "--device", "tpu"], "device must be auto, cpu, cuda"),
+        (["train", "--model", "vgg"], "model must be small, resnet20"),
+        (["evaluate"], "evaluate needs the folder"),
+        (["evaluate", "nowhere"], "nowhere is neither a run nor a study folder"),
+        (["evaluate", "nowhere", "--suite", "huge"], "--suite"),
+        (["report"], "Missing.*PATH"),
+        (["report", "nowhere"], "nowhere is neither a run nor a study folder"),
+        (["bench", "--steps", "0"], "steps must be at least 1"),
+        (["sweep", "--etas", "0.1", "0.1"], "each value once"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert err.startswith("wassersmooth: ")
+    assert err.count("\n") == 1
+    assert re.search(complaint, err), err
+    assert not list(tmp_path.glob("runs/*/*/model.safetensors"))
+
+
+def test_flags_go_before_the_file_and_the_file_before_the_preset(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("epochs = 7\nbatch_size = 5\n")
+    parsed = cli.parse(["train", "--preset", "mnist", "--config", str(path), "--epochs", "9"])
+    assert isinstance(parsed, Train)
+    preset = presets.with_preset(Train(), "mnist")
+    assert (parsed.training.epochs, parsed.training.batch_size) == (9, 5)
+    assert (parsed.data, parsed.regularizers) == (preset.data, preset.regularizers)
+    assert parsed.folder == Path("runs/mine")
+
+
+def test_the_preset_decides_the_folder_and_digits_is_the_default() -> None:
+    assert cli.parse(["reproduce"]) == presets.with_preset(Reproduce(), "digits")
+    assert cli.parse(["reproduce", "--preset=cifar10-quick"]).folder == Path("runs/cifar10-quick")  # type: ignore[attr-defined]
+
+
+def test_lists_and_the_grid_are_flags() -> None:
+    parsed = cli.parse(["sweep", "--etas", "0.5", "1", "--radii", "3", "--seeds", "4", "5", "--milestones", "1", "2"])
+    assert isinstance(parsed, Sweep)
+    assert parsed.grid.etas == (0.5, 1.0)
+    assert parsed.grid.radii == (3,)
+    assert parsed.seeds == (4, 5)
+    assert parsed.training.milestones == (1, 2)
+
+
+def test_train_evaluate_report_one_after_the_other(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    regularizers = ["--regularizers", "none", "wasserstein:eta=0.3,radius=2"]
+    code, out, err = run(capsys, "train", *tiny_flags(tmp_path), *regularizers)
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out  # plain lines where there is no terminal
+    assert "wasserstein-eta0.3-radius2-seed0  2/2" in out
+    study = str(tmp_path / "study")
+    code, out, _ = run(capsys, "evaluate", study, "--suite", "quick", "--device", "cpu", "--test-images", "20")
+    assert code == 0
+    assert "ifgsm20_8_pixel" in out
+    for folder in (tmp_path / "study").iterdir():
+        evaluation = json.loads((folder / "evaluation.json").read_text())
+        assert (evaluation["suite"], evaluation["images"]) == ("quick", 20)
+        assert {"errors", "intervals", "flips", "masking", "verdict"} <= evaluation.keys()
+        assert (folder / "exhibits.safetensors").exists()
+    code, out, _ = run(capsys, "evaluate", study, "--suite", "quick", "--device", "cpu", "--test-images", "20")
+    assert out.count("measured before") == 2
+    code, out, _ = run(capsys, "report", study)
+    assert code == 0
+    assert (tmp_path / "study" / "report.html").stat().st_size > 10_000
+    assert {"tables.md", "tables.tex"} <= {path.name for path in (tmp_path / "study").iterdir()}
+
+
+def test_reproduce_is_one_command_and_goes_on_where_it_was(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [*tiny_flags(tmp_path), "--suite", "quick", "--regularizers", "none", "euclidean:eta=0.2"]
+    code, out, err = run(capsys, "reproduce", *flags)
+    assert (code, err) == (0, "")
+    assert f"report: {tmp_path / 'study' / 'report.html'}" in out
+    code, out, _ = run(capsys, "reproduce", *flags)
+    assert code == 0
+    assert out.count("finished before") == out.count("measured before") == 2
+    code, _, err = run(capsys, "reproduce", *flags, "--learning-rate", "0.5")
+    assert code == 2
+    assert "begun with another configuration: learning_rate was" in err
+
+
+def test_bench_and_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags = [*tiny_flags(tmp_path), "--regularizers", "none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=2"]
+    code, out, _ = run(capsys, "bench", *flags, "--steps", "2")
+    assert code == 0
+    assert "times plain" in out
+    measured = json.loads((tmp_path / "study" / "bench.json").read_text())["measured"]
+    assert [entry["regularizer"] for entry in measured] == ["none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=2"]
+    assert all(entry["step_seconds"] > 0 for entry in measured)
+    code, out, _ = run(capsys, "doctor", *flags)
+    assert code == 0
+    assert "choose " in out
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    code, _, err = run(capsys, "train", "--output", str(tmp_path))
+    assert code == 2
+    assert "pip install 'wassersmooth[data]'" in err
+
+
+def test_a_run_that_diverges_ends_with_exit_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The others are trained first: one bad eta must not cost the night."""
+    flags = [*tiny_flags(tmp_path), "--regularizers", "none", "euclidean:eta=1e18", "euclidean:eta=0.1"]
+    code, out, err = run(capsys, "train", *flags)
+    assert code == 1
+    assert "euclidean-eta1e+18-seed0: stopped, the loss is not finite" in out
+    assert len(list((tmp_path / "study").glob("*/model.safetensors"))) == 2
+    assert re.search("the loss is (nan|inf) at step", err)
+    assert err.count("\n") == 1
+
+
+def test_python_m(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "wassersmooth", "fly"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("wassersmooth: the command must be one of")

@@ -1,0 +1,131 @@
+"""Configuration is data: presets parse, files are checked, and what is stored comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wassersmooth.study import presets
+from wassersmooth.study.config import RunConfig, Study, flatten, with_values
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.regularizers import KINDS, ON_A_GRAPH, Regularizer
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_each_preset_parses_and_has_the_three_columns_of_the_paper(name: str) -> None:
+    study = presets.with_preset(Study(), name)
+    kinds = [Regularizer.parse(text).kind for text in study.regularizers]
+    assert kinds == ["none", "euclidean", "wasserstein"]
+    assert {run.name for run in study.runs(name)} == {
+        f"{Regularizer.parse(t).slug}-seed{s}" for t in study.regularizers for s in study.seeds
+    }
+
+
+def test_the_presets_that_the_manual_names_are_there() -> None:
+    assert {"digits", "mnist", "cifar10-quick", "cifar10-paper"} <= set(presets.names())
+
+
+def test_the_paper_s_recipe() -> None:
+    paper = flatten(presets.with_preset(Study(), "cifar10-paper"))
+    expected = {"dataset": "cifar10", "model": "resnet20", "activation": "softplus", "epochs": 200, "batch_size": 128}
+    expected |= {"learning_rate": 0.1, "milestones": (100, 150), "momentum": 0.9, "weight_decay": 1e-4, "augment": False}
+    assert {key: paper[key] for key in expected} == expected
+
+
+def test_an_unknown_key_fails_and_the_known_ones_are_listed(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("epoch = 3\n")
+    with pytest.raises(StudyError, match=r"unknown 'epoch'; known are .*epochs.*seeds"):
+        presets.with_file(Study(), path)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('epochs = "3"', "epochs must be int"),
+        ("epochs = true", "epochs must be int"),
+        ("epochs = 0", "epochs must be at least 1"),
+        ('activation = "tanh"', "activation must be one of 'softplus'"),
+        ("milestones = [3, 2]", "milestones must be rising epochs"),
+        ('milestones = ["3"]', "milestones must be a list of int"),
+        ("seeds = [1, 1]", "seeds must be one or more, each once"),
+        ("seeds = [-1]", "seeds must be whole numbers"),
+        ("momentum = 1.0", "momentum must be from 0 to below 1"),
+        ("validation = 1.5", "validation must be a part"),
+        ("validation = 0\npatience = 3", "patience needs a validation split"),
+        ("learning_rate = inf", "learning_rate must be a positive number"),
+        ("this is no toml", "cannot be read as TOML"),
+    ],
+)
+def test_bad_values_are_refused_in_one_line(tmp_path: Path, line: str, complaint: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(line)
+    with pytest.raises(StudyError, match=complaint) as caught:
+        presets.with_file(Study(), path)
+    assert "\n" not in str(caught.value)
+
+
+def test_dashes_are_the_flags_spelling_of_underscores(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("batch-size = 7\n")
+    assert presets.with_file(Study(), path).training.batch_size == 7
+
+
+def test_no_two_groups_share_a_field_name() -> None:
+    study = Study()
+    groups = (study.data, study.model, study.training, study.machine, study.evaluation)
+    assert len(flatten(study)) == sum(len(vars(group)) for group in groups)
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_a_stored_configuration_comes_back(name: str) -> None:
+    for config in presets.with_preset(Study(), name).runs(name):
+        stored = json.loads(json.dumps(config.to_flat()))
+        assert RunConfig.from_flat(stored, "config.json") == config
+        assert {"regularizer", "eta", "radius", "mass", "seed", "preset", "dataset", "model", "epochs"} <= stored.keys()
+
+
+def test_a_foreign_configuration_is_named() -> None:
+    with pytest.raises(StudyError, match=r"config\.json is not the configuration of a run"):
+        RunConfig.from_flat({"lr": 3}, "config.json")
+
+
+def test_values_are_converted_to_the_type_of_their_field() -> None:
+    study = with_values(Study(), {"learning_rate": 1, "data_dir": "here", "seeds": [3]}, "test")
+    assert type(study.training.learning_rate) is float
+    assert study.data.data_dir == Path("here")
+    assert study.seeds == (3,)
+
+
+numbers = st.floats(1e-4, 1e3).map(lambda value: float(f"{value:g}"))
+
+
+@given(kind=st.sampled_from(sorted(KINDS)), eta=numbers, radius=st.integers(1, 9), mass=st.just(0.0) | numbers)
+def test_a_regularizer_is_what_it_is_written_as(kind: str, eta: float, radius: int, mass: float) -> None:
+    point = Regularizer(kind, 0.0 if kind == "none" else eta, *((radius, mass) if kind in ON_A_GRAPH else ()))
+    assert Regularizer.parse(str(point)) == point
+    assert not set(point.slug) & set("/:=, ")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("wassersteen:eta=1", "regularizer must be one of none, euclidean, wasserstein"),
+        ("wasserstein:eta=1", "needs a radius"),
+        ("euclidean", "eta is positive"),
+        ("euclidean:eta=nan", "eta must be a finite number"),
+        ("none:eta=1", "eta is positive for every regularizer but none"),
+        ("euclidean:eta=1,radius=2", "radius and mass belong to"),
+        ("euclidean:eta=a", "eta must be a number"),
+        ("wasserstein:eta=1,radius=1.5", "radius must be a whole number"),
+        ("euclidean:eta=1,eta=2", "each once"),
+        ("euclidean:strength=1", "KIND:eta=NUMBER"),
+    ],
+)
+def test_a_bad_regularizer_is_refused_with_the_remedy(text: str, complaint: str) -> None:
+    with pytest.raises(StudyError, match=complaint):
+        Study(regularizers=(text,))

@@ -1,0 +1,70 @@
+"""torchrun on two processes gives the losses and weights of one, on a network whose layers do not couple images."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from study.small_studies import stripes_file
+
+from wassersmooth.study import checkpoints
+from wassersmooth.study.distributed import World, choose_device
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.runs import Run
+
+RUN = "wasserstein-eta0.3-radius2-seed0"
+
+
+def train(dataset: Path, output: Path, processes: int) -> str:
+    """Batches of 13: neither they nor the last one can be halved. The port is the system's choice."""
+    flags = f"train --dataset {dataset} --epochs 3 --batch-size 13 --validation 0.25 --device cpu --threads 1 --output {output}"
+    begin = [sys.executable, "-m"]
+    if processes > 1:
+        begin += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    command = [*begin, "wassersmooth", *flags.split(), "--regularizers", "wasserstein:eta=0.3,radius=2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    dataset = stripes_file(tmp_path)
+    shown = train(dataset, tmp_path / "two", 2)
+    train(dataset, tmp_path / "one", 1)
+    one, two = Run.at(tmp_path / "one" / RUN), Run.at(tmp_path / "two" / RUN)
+    assert len(one.metrics()) == 3
+    for first, second in zip(one.metrics(), two.metrics(), strict=True):
+        for key in ("loss", "penalty", "train_error", "validation_error"):
+            assert second[key] == pytest.approx(first[key], rel=1e-4, abs=1e-6)
+    for name, tensor in checkpoints.load(one.folder / "model.safetensors").tensors.items():
+        torch.testing.assert_close(
+            checkpoints.load(two.folder / "model.safetensors").tensors[name], tensor, rtol=1e-3, atol=1e-5
+        )
+    assert shown.count("3/3") == 1, "only the first process speaks"
+    assert "finished before" in train(dataset, tmp_path / "two", 2)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 16])
+def test_the_shares_of_a_batch_add_up_to_its_mean(count: int) -> None:
+    images, labels = torch.rand(count, 1, 2, 2), torch.arange(count)
+    for size in (1, 2):
+        shares = [World(torch.device("cpu"), rank, size).share(images, labels) for rank in range(size)]
+        assert sorted(int(label) for _, mine, _ in shares for label in mine) == list(range(count))
+        mean = sum(weight * mine.mean() for mine, _, weight in shares) / size
+        torch.testing.assert_close(mean, images.mean())
+
+
+@pytest.mark.parametrize("name", ["gpu", "meta", "cuda:x"])
+def test_an_unknown_device_is_refused(name: str) -> None:
+    with pytest.raises(StudyError, match="device must be auto, cpu, cuda or cuda:NUMBER"):
+        choose_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_cuda_without_a_gpu_says_what_to_do() -> None:
+    with pytest.raises(StudyError, match="sees no GPU; use --device cpu"):
+        choose_device("cuda")

@@ -1,0 +1,89 @@
+"""Networks by name, with the normalization inside, initialized by the seed alone."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from wassersmooth.study.config import Model
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.models import BasicBlock, ResNet20, SmallNet, build
+
+
+def made(name: str, seed: int = 0, channels: int = 3, classes: int = 10, **options: str) -> nn.Module:
+    return build(Model(name, **options), channels, classes, [0.5] * channels, [0.25] * channels, seed)  # type: ignore[arg-type]
+
+
+def test_resnet20_has_the_published_number_of_parameters() -> None:
+    assert sum(p.numel() for p in ResNet20(3, 10).parameters()) == 269_722
+
+
+@pytest.mark.parametrize("activation", ["softplus", "relu", "gelu"])
+@pytest.mark.parametrize(("name", "size"), [("resnet20", 32), ("small", 16), ("small", 28)])
+def test_scores_for_any_number_of_channels_and_classes(name: str, size: int, activation: str) -> None:
+    model = made(name, channels=2, classes=7, activation=activation)
+    assert model(torch.rand(3, 2, size, size)).shape == (3, 7)
+
+
+def test_the_shortcut_is_option_a_every_other_pixel_and_zero_channels() -> None:
+    block = BasicBlock(4, 8, 2, "relu")
+    nn.init.zeros_(block.norm2.weight)  # the residual branch gives nothing
+    x = torch.rand(2, 4, 6, 6)
+    y = block(x)
+    assert y[:, 2:6].equal(x[:, :, ::2, ::2])
+    assert y[:, :2].abs().max() == y[:, 6:].abs().max() == 0
+    assert sum(p.numel() for p in block.parameters()) == 4 * 8 * 9 + 8 * 8 * 9 + 4 * 8
+
+
+def test_the_seed_decides_the_weights_and_the_global_state_does_not_move() -> None:
+    before = torch.get_rng_state()
+    first, again, other = made("small", 1), made("small", 1), made("small", 2)
+    assert torch.get_rng_state().equal(before)
+    pairs = zip(first.parameters(), again.parameters(), other.parameters(), strict=True)
+    same, different = zip(*((a.equal(b), a.equal(c)) for a, b, c in pairs), strict=True)
+    assert all(same)
+    assert not all(different)
+
+
+def test_the_small_network_couples_no_images() -> None:
+    model = SmallNet(1, 3).train()
+    images = torch.rand(4, 1, 8, 8)
+    torch.testing.assert_close(model(images)[:1], model(images[:1]))
+
+
+def test_a_factory_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from torch import nn\ndef net(channels, classes):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))\n"
+    (tmp_path / "my_networks.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert made("my_networks:net", classes=4)(torch.rand(2, 3, 4, 4)).shape == (2, 4)
+    sys.modules.pop("my_networks")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "no_such_module:net", "json:no_such_function", ":", "timm:"])
+def test_an_unknown_model_is_one_line_with_the_remedy(name: str) -> None:
+    with pytest.raises(StudyError, match=r"module:factory|timm") as caught:
+        made(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_timm_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library itself is optional; what is asked of it is checked here with a stand-in."""
+    fake = types.ModuleType("timm")
+    fake.__version__ = "1"  # type: ignore[attr-defined]
+    fake.is_model = lambda name: name == "resnet18"  # type: ignore[attr-defined]
+
+    def create_model(name: str, pretrained: bool, in_chans: int, num_classes: int) -> nn.Module:
+        assert not pretrained
+        return nn.Sequential(nn.Conv2d(in_chans, num_classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    fake.create_model = create_model  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", fake)
+    assert made("timm:resnet18", classes=6)(torch.rand(2, 3, 8, 8)).shape == (2, 6)
+    with pytest.raises(StudyError, match="has no model 'resnet19'"):
+        made("timm:resnet19")

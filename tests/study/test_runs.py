@@ -1,0 +1,225 @@
+"""The folder of a run: nothing in it is overwritten by a mistake, and damage is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from study.small_studies import tiny_run, train_to_the_end
+
+from wassersmooth.study import checkpoints, durable
+from wassersmooth.study.errors import RunStoppedError, StudyError
+from wassersmooth.study.runs import Run, runs_in
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def changed(run: Run, **values: object) -> Run:
+    return Run(run.folder, dataclasses.replace(run.config, training=dataclasses.replace(run.config.training, **values)))
+
+
+def test_a_finished_run_has_its_files(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, regularizers=("wasserstein:eta=0.1,radius=1,mass=0.5",))
+    train_to_the_end(run, loaded)
+    assert run.folder.name == "wasserstein-eta0.1-radius1-mass0.5-seed0"
+    expected = {"config.json", "metrics.jsonl", "checkpoint.safetensors", "model.safetensors", "provenance.json", "run.lock"}
+    assert {path.name for path in run.folder.iterdir()} == expected
+    config = json.loads((run.folder / "config.json").read_text())
+    assert (config["regularizer"], config["eta"], config["radius"], config["mass"]) == ("wasserstein", 0.1, 1, 0.5)
+    rows = run.metrics()
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    keys = {"epoch", "loss", "penalty", "train_error", "validation_error", "learning_rate", "seconds"}
+    assert all(row.keys() == keys for row in rows)
+    provenance = json.loads((run.folder / "provenance.json").read_text())
+    assert {"commit", "source_sha256", "versions", "device", "threads", "seed", "seconds", "command"} <= provenance.keys()
+    assert provenance["seconds"] == pytest.approx(sum(row["seconds"] for row in rows), abs=0.01)
+
+
+def test_the_model_comes_back_with_its_normalization(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path)
+    train_to_the_end(run, loaded)
+    model = Run.at(run.folder).load_model()
+    assert not model.training
+    assert model.mean.item() == pytest.approx(loaded.normalization()[0][0])
+    wrong = (model(loaded.validation.images).argmax(1) != loaded.validation.labels).double().mean().item()
+    assert 100 * wrong == run.metrics()[-1]["validation_error"]
+
+
+def test_a_changed_configuration_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path)
+    train_to_the_end(run, loaded)
+    before = contents(run.folder)
+    with pytest.raises(StudyError, match="another configuration: epochs was 3 and is now 4; choose another --output"):
+        train_to_the_end(changed(run, epochs=4), loaded)
+    assert contents(run.folder) == before
+
+
+def test_what_does_not_decide_the_weights_may_change(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path)
+    train_to_the_end(run, loaded)
+    machine = dataclasses.replace(run.config.machine, threads=2, parallel=3)
+    with Run(run.folder, dataclasses.replace(run.config, machine=machine, preset="other")).claimed():
+        pass
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path)
+    run.folder.mkdir(parents=True)
+    (run.folder / "thesis.tex").write_text("years of work")
+    with pytest.raises(StudyError, match=r"holds thesis\.tex but no config\.json"):
+        train_to_the_end(run, loaded)
+
+
+def test_two_processes_cannot_write_to_one_run(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path)
+    with run.claimed(), pytest.raises(StudyError, match="is being written by another process"):
+        train_to_the_end(run, loaded)
+
+
+def half_trained(tmp_path: Path) -> tuple[Run, object]:
+    run, loaded = tiny_run(tmp_path)
+    train_to_the_end(run, loaded)
+    (run.folder / "model.safetensors").unlink()
+    return run, loaded
+
+
+def damage_truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def damage_one_bit(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-1000] ^= 1
+    path.write_bytes(bytes(raw))
+
+
+def damage_empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def damage_foreign(path: Path) -> None:
+    path.write_bytes(safetensors.torch.save({"weight": torch.zeros(3)}))
+
+
+def damage_pickle(path: Path) -> None:
+    torch.save({"weight": torch.zeros(3)}, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (damage_truncate, "not a readable safetensors file"),
+        (damage_one_bit, "is damaged"),
+        (damage_empty, "not a readable safetensors file"),
+        (damage_foreign, "was not written by this program"),
+        (damage_pickle, "not a readable safetensors file"),
+    ],
+)
+def test_a_damaged_or_foreign_checkpoint_is_named_and_left_as_it_is(tmp_path: Path, damage: object, complaint: str) -> None:
+    run, loaded = half_trained(tmp_path)
+    damage(run.checkpoint_path)  # type: ignore[operator]
+    before = contents(run.folder)
+    with pytest.raises(StudyError, match=rf"checkpoint\.safetensors .*{complaint}.*left as it is") as caught:
+        train_to_the_end(run, loaded)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    assert contents(run.folder) == before
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    run, loaded = half_trained(tmp_path)
+    facts = checkpoints.load(run.checkpoint_path)
+    checkpoints.save(run.checkpoint_path, facts.tensors, facts.facts | {"config": {}})
+    with pytest.raises(StudyError, match="belongs to another configuration"):
+        train_to_the_end(run, loaded)  # type: ignore[arg-type]
+
+
+def test_other_images_under_the_same_name_are_refused(tmp_path: Path) -> None:
+    run, loaded = half_trained(tmp_path)
+    with pytest.raises(StudyError, match="belongs to other training images"):
+        train_to_the_end(run, dataclasses.replace(loaded, fingerprint="0" * 64))  # type: ignore[type-var]
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    run, loaded = half_trained(tmp_path)
+    stored = checkpoints.load(run.checkpoint_path)
+    tensors = {name: t for name, t in stored.tensors.items() if name != "model/model.head.bias"}
+    checkpoints.save(run.checkpoint_path, tensors, stored.facts)
+    with pytest.raises(StudyError, match=r"holds another model: 1 tensors differ .*'model\.head\.bias'"):
+        train_to_the_end(run, loaded)  # type: ignore[arg-type]
+
+
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(tmp_path: Path) -> None:
+    """The system itself refuses to write more than a few bytes, as it does when a disk is full."""
+    run, loaded = half_trained(tmp_path)
+    before = run.checkpoint_path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        with pytest.raises(
+            RunStoppedError, match=r"cannot be written \(File too large\); what was saved before is intact"
+        ) as caught:
+            train_to_the_end(run, loaded)  # type: ignore[arg-type]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.exit_code == 1
+    assert run.checkpoint_path.read_bytes() == before
+    assert not run.finished
+    assert not list(run.folder.glob("*.part"))
+    train_to_the_end(run, loaded)  # type: ignore[arg-type]
+    assert run.finished
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    durable.write_json(path, {"old": 1})
+
+    def no_space(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(RunStoppedError, match="No space left on device"):
+        durable.write_json(path, {"new": 2})
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_metrics_are_cut_back_to_the_checkpoint_also_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    run, _ = tiny_run(tmp_path)
+    run.folder.mkdir(parents=True)
+    for epoch in (1, 2, 3):
+        run.append_metrics({"epoch": epoch})
+    path = run.folder / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"epo')
+    run.cut_metrics(2)
+    assert path.read_text() == '{"epoch": 1}\n{"epoch": 2}\n'
+
+
+def test_runs_are_found_below_a_study_and_alone(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path)
+    train_to_the_end(run, loaded)
+    assert [r.folder for r in runs_in(run.folder)] == [r.folder for r in runs_in(run.folder.parent)] == [run.folder]
+    with pytest.raises(StudyError, match="neither a run nor a study folder"):
+        runs_in(tmp_path / "nothing")
+
+
+def test_an_unfinished_run_has_no_model(tmp_path: Path) -> None:
+    run, _ = half_trained(tmp_path)
+    with pytest.raises(StudyError, match="the run is not finished; give its train command again"):
+        run.load_model()
+
+
+def test_a_checkpoint_holds_no_pickle_and_everything_that_changes(tmp_path: Path) -> None:
+    run, _ = half_trained(tmp_path)
+    stored = checkpoints.load(run.checkpoint_path)
+    groups = {name.split("/")[0] for name in stored.tensors}
+    assert groups == {"model", "optimizer", "random"}
+    assert stored.under("random").keys() == {"cpu", "order", "noise"}
+    assert {"epoch", "steps", "schedule", "config", "data"} <= stored.facts.keys()

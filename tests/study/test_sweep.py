@@ -1,0 +1,206 @@
+"""The grid: every point once, none lost, and the choice by the stated rule on the validation split alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from study.small_studies import CPU, SILENT, tiny_study
+
+from wassersmooth.study import data, sweep
+from wassersmooth.study.config import Study
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.selection import Measured, choose
+from wassersmooth.study.shared_grid import SharedGrid
+from wassersmooth.study.sweep import Grid
+
+optuna = pytest.importorskip("optuna")
+GRID = Grid(etas=(0.1, 0.2), radii=(1, 2), masses=(0.0,))
+
+
+def point(eta: float = 0.1, radius: int = 1) -> Regularizer:
+    return Regularizer("wasserstein", eta, radius)
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ([(10.0, 50.0), (10.9, 40.0), (11.1, 10.0)], 1),  # the third one costs more than a point of clean error
+        ([(10.0, 50.0), (11.0, 40.0)], 1),  # exactly one point is allowed
+        ([(10.0, 40.0), (9.5, 40.0)], 1),  # a tie goes to the lower clean error
+        ([(100.0, 100.0), (10.0, 90.0)], 1),
+        ([(10.0, 50.0)], 0),
+    ],
+)
+def test_the_rule(errors: list[tuple[float, float]], expected: int) -> None:
+    measured = [Measured(point(0.1 * (k + 1)), clean, robust) for k, (clean, robust) in enumerate(errors)]
+    assert choose(measured) == measured[expected]
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=8))
+def test_the_rule_holds_for_any_grid(errors: list[tuple[float, float]]) -> None:
+    measured = [Measured(point(k + 1.0), clean, robust) for k, (clean, robust) in enumerate(errors)]
+    chosen = choose(measured)
+    best = min(m.clean for m in measured)
+    assert chosen.clean <= best + 1
+    assert all(m.robust >= chosen.robust for m in measured if m.clean <= best + 1)
+
+
+def run_sweep(study: Study, folder: Path, grid: Grid = GRID) -> Regularizer:
+    return sweep.sweep(study, grid, "tiny", folder, CPU, SILENT)
+
+
+def test_a_sweep_measures_every_point_once_and_draws_the_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = tiny_study(tmp_path, epochs=2, seeds=(0, 1))
+    measured: list[Regularizer] = []
+    original = sweep._measure
+    monkeypatch.setattr(sweep, "_measure", lambda study, point, *rest: measured.append(point) or original(study, point, *rest))
+    original_load = data.load
+
+    def without_test_images(config: data.Data, test_images: int | None = None) -> data.Dataset:
+        loaded = original_load(config, test_images)
+        return dataclasses.replace(loaded, test=data.Part(torch.full_like(loaded.test.images, torch.nan), loaded.test.labels))
+
+    monkeypatch.setattr(data, "load", without_test_images)
+    chosen = run_sweep(study, tmp_path / "sweep")
+    assert sorted(measured, key=str) == sorted(GRID.points(), key=str)
+    stored = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert len(stored["points"]) == 4
+    assert Regularizer(**stored["chosen"]["point"]) == chosen
+    assert {entry["seeds"] for entry in stored["points"]} == {2}
+    assert (tmp_path / "sweep" / "heatmap.png").read_bytes()[:4] == b"\x89PNG"
+    assert len(list((tmp_path / "sweep").glob("*/model.safetensors"))) == 8
+
+    run_sweep(study, tmp_path / "sweep")  # again: nothing is left to do
+    larger = dataclasses.replace(GRID, etas=(0.1, 0.2, 0.4))
+    run_sweep(study, tmp_path / "sweep", larger)  # a larger grid keeps what was measured
+    assert sorted(measured, key=str) == sorted(larger.points(), key=str)
+
+
+def test_a_point_that_diverges_is_measured_as_always_wrong(tmp_path: Path) -> None:
+    study = tiny_study(tmp_path, epochs=2, learning_rate=0.02)
+    chosen = run_sweep(study, tmp_path / "sweep", Grid(etas=(0.1, 1e18), radii=(1,)))
+    assert chosen.eta == 0.1
+    stored = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert [entry["robust"] for entry in stored["points"]][1] == 100
+
+
+def shared(tmp_path: Path, grace: float = 300.0, recipe: str = "a") -> SharedGrid:
+    return SharedGrid(GRID.points(), "test", str(tmp_path / "sweep.journal"), grace, {"recipe": recipe})
+
+
+def finish(grid: SharedGrid, trial: optuna.Trial) -> Regularizer:
+    found = grid.point_of(trial)
+    grid.finish(trial, Measured(found, 1.0, 2.0))
+    return found
+
+
+def test_two_workers_share_the_points(tmp_path: Path) -> None:
+    first, second = shared(tmp_path), shared(tmp_path)
+    done = []
+    for _ in range(2):
+        trials = [(worker, worker.next_trial(SILENT)) for worker in (first, second)]
+        done += [finish(worker, trial) for worker, trial in trials if trial is not None]
+    assert sorted(done, key=str) == sorted(GRID.points(), key=str)
+    assert first.next_trial(SILENT) is second.next_trial(SILENT) is None
+
+
+def test_a_point_drawn_twice_stays_with_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = shared(tmp_path), shared(tmp_path)
+    held = first.next_trial(SILENT)
+    assert held is not None
+    twice = first.point_of(held)
+    second.study.enqueue_trial({name: getattr(twice, name) for name in second.space})  # the collision, made certain
+    other = second.next_trial(SILENT)
+    assert other is not None
+    assert second.point_of(other) != twice
+
+
+def die_with_a_point(tmp_path: Path) -> int:
+    """A worker that takes a point and is killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            grid = shared(tmp_path)
+            with grid.alive(grid.next_trial(SILENT)):  # type: ignore[arg-type]
+                (tmp_path / "working").touch()
+                time.sleep(60)
+        finally:
+            os._exit(0)
+    limit = time.monotonic() + 30
+    while not (tmp_path / "working").exists() and time.monotonic() < limit:
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return child
+
+
+def test_the_point_of_a_killed_worker_is_taken_up_again(tmp_path: Path) -> None:
+    die_with_a_point(tmp_path)
+    survivor = shared(tmp_path)
+    done = []
+    while (trial := survivor.next_trial(SILENT)) is not None:
+        done.append(finish(survivor, trial))
+    assert sorted(done, key=str) == sorted(GRID.points(), key=str)
+    assert len(survivor.study.trials) == len(GRID.points()) + 1  # the dead one, and each point once
+
+
+def test_a_worker_on_another_machine_is_dead_after_its_grace(tmp_path: Path) -> None:
+    gone, survivor = shared(tmp_path), shared(tmp_path, grace=1.0)
+    trial = gone.next_trial(SILENT)
+    assert trial is not None
+    lost = gone.point_of(trial)
+    trial.set_user_attr("worker", ["elsewhere", 1, time.time()])
+    done = []
+    while (next_one := survivor.next_trial(SILENT)) is not None:
+        done.append(finish(survivor, next_one))
+    assert sorted(done, key=str) == sorted(GRID.points(), key=str)
+    assert done[-1] == lost  # it was waited for
+
+
+def test_a_point_whose_worker_raised_is_given_back(tmp_path: Path) -> None:
+    grid = shared(tmp_path)
+    trial = grid.next_trial(SILENT)
+    assert trial is not None
+    with pytest.raises(KeyboardInterrupt), grid.alive(trial):
+        raise KeyboardInterrupt
+    done = []
+    while (next_one := grid.next_trial(SILENT)) is not None:
+        done.append(finish(grid, next_one))
+    assert sorted(done, key=str) == sorted(GRID.points(), key=str)
+
+
+def test_workers_must_agree_on_everything_else(tmp_path: Path) -> None:
+    shared(tmp_path)
+    with pytest.raises(StudyError, match="this sweep was begun with other values of recipe"):
+        shared(tmp_path, recipe="b")
+
+
+def test_a_database_as_storage(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/sweep.db"
+    grid = SharedGrid(GRID.points(), "test", url, 300.0, {})
+    trial = grid.next_trial(SILENT)
+    assert trial is not None
+    finish(grid, trial)
+    assert len(SharedGrid(GRID.points(), "test", url, 300.0, {}).measured()) == 1
+
+
+def test_bad_sweeps_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="each value once"):
+        Grid(etas=(0.1, 0.1)).points()
+    with pytest.raises(StudyError, match="chooses on the validation split"):
+        run_sweep(tiny_study(tmp_path, validation=0.0), tmp_path / "sweep")
+    with pytest.raises(StudyError, match="--storage nosuchdb://x: cannot be used"):
+        SharedGrid(GRID.points(), "test", "nosuchdb://x", 300.0, {})
+    with pytest.raises(StudyError, match="one process per worker"):
+        sweep.sweep(tiny_study(tmp_path), GRID, "tiny", tmp_path, dataclasses.replace(CPU, size=2), SILENT)
+    assert [p.radius for p in Grid("euclidean").points()] == [0, 0, 0]

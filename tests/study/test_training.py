@@ -1,0 +1,198 @@
+"""The loop: it learns, follows its schedule, stops where it should, and goes on where it was."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from study.small_studies import CPU, SILENT, tiny_run, tiny_study, train_to_the_end
+
+from wassersmooth.study import checkpoints, experiment
+from wassersmooth.study.errors import RunStoppedError, StudyError
+from wassersmooth.study.runs import Run
+from wassersmooth.study.training import TrainingState, _require_finite, training
+
+PENALTIES = ["none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=2", "uniform:eta=0.3,radius=1,mass=0.1"]
+OTHERS = ["euclidean-noise:eta=0.05", "wasserstein-noise:eta=0.05,radius=1", "adversarial:eta=0.02"]
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return checkpoints.load(run.folder / "model.safetensors").tensors
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)
+
+
+@pytest.mark.parametrize("regularizer", PENALTIES + OTHERS)
+def test_every_regularizer_trains(tmp_path: Path, regularizer: str) -> None:
+    run, loaded = tiny_run(tmp_path, regularizers=(regularizer,), epochs=8)
+    train_to_the_end(run, loaded)
+    rows = run.metrics()
+    assert rows[-1]["loss"] < 0.7 * rows[0]["loss"]
+    assert (rows[-1]["penalty"] > 0) == (regularizer in PENALTIES[1:])
+
+
+def test_the_rate_falls_at_the_milestones(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, epochs=5, milestones=(2, 4))
+    train_to_the_end(run, loaded)
+    assert [row["learning_rate"] for row in run.metrics()] == pytest.approx([0.02, 0.02, 0.002, 0.002, 0.0002])
+
+
+def test_eta_grows_to_its_full_strength(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, regularizers=("euclidean:eta=0.4",), epochs=5, eta_ramp=4)
+    state = TrainingState(run.config, loaded, CPU)
+    etas = []
+    for _ in range(5):
+        state.begin_epoch()
+        etas.append(state.eta.item())
+        state.end_epoch(None)
+    assert etas == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+
+
+def test_the_ramp_reaches_the_objective(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, regularizers=("euclidean:eta=0.4",), eta_ramp=4)
+    state = TrainingState(run.config, loaded, CPU)
+    images, labels = loaded.train.images[:8], loaded.train.labels[:8]
+    state.optimizer.param_groups[0]["lr"] = 0.0
+    step = state.make_step()
+    penalties = []
+    for eta in (0.1, 0.2):
+        state.eta.fill_(eta)
+        penalties.append(step(images, labels, 1.0)[1].item())
+    assert penalties[1] == pytest.approx(4 * penalties[0], rel=1e-4)
+
+
+def test_early_stopping_keeps_the_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([30.0, 10.0, 20.0, 10.0, 15.0, 0.0])
+    run, loaded = tiny_run(tmp_path, epochs=20, patience=3)
+    monkeypatch.setattr("wassersmooth.study.training.error", lambda model, part, limit=None: 0.0 if limit else next(errors))
+    seen = []
+    original = TrainingState.end_epoch
+
+    def end_epoch(state: TrainingState, validation_error: float | None) -> None:
+        original(state, validation_error)
+        seen.append({name: t.clone() for name, t in state.model.state_dict().items()})
+
+    monkeypatch.setattr(TrainingState, "end_epoch", end_epoch)
+    train_to_the_end(run, loaded)
+    assert len(run.metrics()) == 5  # the second epoch was the best; three more did not beat it
+    assert same(weights(run), seen[1])
+
+
+def test_a_run_that_stopped_early_does_not_go_on(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, epochs=40, patience=2)
+    train_to_the_end(run, loaded)
+    before, epochs = weights(run), len(run.metrics())
+    (run.folder / "model.safetensors").unlink()
+    train_to_the_end(run, loaded)
+    assert same(weights(run), before)
+    assert len(run.metrics()) == epochs
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_where(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, epochs=4, learning_rate=1e30)
+    complaint = r"the loss is nan at step \d+ \(epoch 1\) with learning rate 1e\+30; the last good checkpoint is none"
+    with pytest.raises(RunStoppedError, match=complaint) as caught:
+        train_to_the_end(run, loaded)
+    assert caught.value.exit_code == 1
+    assert not run.checkpoint_path.exists()
+
+
+def test_a_step_that_only_shows_its_loss_at_the_end_of_an_epoch_is_named_too(tmp_path: Path) -> None:
+    """On CUDA nobody looks at a loss while the GPU is at work."""
+    run, loaded = tiny_run(tmp_path)
+    state = TrainingState(run.config, loaded, CPU)
+    state.steps = 25
+    latest = torch.tensor([[1.0, 0.0], [1.0, torch.inf], [torch.nan, 0.0]])
+    with pytest.raises(RunStoppedError, match="the loss is inf at step 24"):
+        _require_finite(latest, state, run)
+    _require_finite(latest[:1], state, run)
+
+
+def test_the_last_good_checkpoint_is_named_and_kept(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, epochs=3)
+    going = training(run, loaded, CPU, SILENT)
+    with run.claimed():
+        while not run.checkpoint_path.exists():
+            next(going)
+        before = run.checkpoint_path.read_bytes()
+        loaded.train.images.fill_(torch.inf)
+        with pytest.raises(RunStoppedError, match=r"the last good checkpoint is .*checkpoint\.safetensors of epoch 1"):
+            list(going)
+    assert run.checkpoint_path.read_bytes() == before
+
+
+@pytest.mark.parametrize("regularizer", ["none", "wasserstein:eta=0.3,radius=2", "wasserstein-noise:eta=0.05,radius=1"])
+def test_a_run_that_was_left_in_the_middle_ends_with_the_same_bits(tmp_path: Path, regularizer: str) -> None:
+    options = {"regularizers": (regularizer,), "epochs": 5, "patience": 4, "augment": True, "eta_ramp": 3}
+    whole, loaded = tiny_run(tmp_path, **options)
+    train_to_the_end(whole, loaded)
+    steps = 5 * len(loaded.train.labels.split(16))
+    broken = Run(tmp_path / "broken", whole.config)
+    for stop in (0, 1, steps // 3, steps // 2, steps - 1):
+        with broken.claimed():
+            for number, _ in enumerate(training(broken, loaded, CPU, SILENT)):
+                torch.rand(3)  # somebody else uses the global random state
+                if number == stop:
+                    break
+    train_to_the_end(broken, loaded)
+    assert same(weights(broken), weights(whole))
+    drop = "seconds"
+    rows = [[{k: v for k, v in row.items() if k != drop} for row in run.metrics()] for run in (broken, whole)]
+    assert rows[0] == rows[1]
+
+
+def test_fewer_checkpoints_give_the_same_weights(tmp_path: Path) -> None:
+    first, loaded = tiny_run(tmp_path, epochs=5)
+    train_to_the_end(first, loaded)
+    rare = dataclasses.replace(first.config, training=dataclasses.replace(first.config.training, checkpoint_every=3))
+    second = Run(tmp_path / "rare", rare)
+    train_to_the_end(second, loaded)
+    assert same(weights(first), weights(second))
+    assert checkpoints.load(second.checkpoint_path).facts["epoch"] == 5
+
+
+def test_epochs_after_the_checkpoint_are_repeated_and_stand_in_the_metrics_once(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, epochs=5, checkpoint_every=2)
+    with run.claimed():
+        for _ in training(run, loaded, CPU, SILENT):
+            if len(run.metrics()) == 3:
+                break  # the third epoch is in the metrics and in no checkpoint
+    assert checkpoints.load(run.checkpoint_path).facts["epoch"] == 2
+    train_to_the_end(run, loaded)
+    assert [row["epoch"] for row in run.metrics()] == [1, 2, 3, 4, 5]
+
+
+def test_seeds_differ_and_a_seed_repeats(tmp_path: Path) -> None:
+    study = tiny_study(tmp_path, seeds=(0, 1))
+    for folder in ("a", "b"):
+        experiment.train(study, "tiny", tmp_path / folder, CPU, SILENT)
+    a0, a1, b0 = (Run.at(tmp_path / name) for name in ("a/none-seed0", "a/none-seed1", "b/none-seed0"))
+    assert same(weights(a0), weights(b0))
+    assert not same(weights(a0), weights(a1))
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = tiny_study(tmp_path)
+    experiment.train(study, "tiny", tmp_path / "a", CPU, SILENT)
+    monkeypatch.setattr(experiment, "training", lambda *arguments: pytest.fail("nothing was left to train"))
+    experiment.train(study, "tiny", tmp_path / "a", CPU, SILENT)
+
+
+def test_without_a_validation_split_the_column_is_empty(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, validation=0.0)
+    train_to_the_end(run, loaded)
+    assert {row["validation_error"] for row in run.metrics()} == {None}
+
+
+def test_a_regularizer_that_does_not_fit_the_images_is_bad_input(tmp_path: Path) -> None:
+    path = tmp_path / "dot.npz"
+    np.savez(path, images=np.full((12, 1, 1, 1), 0.5), labels=np.arange(12) % 2)
+    study = tiny_study(tmp_path, regularizers=("wasserstein:eta=0.1,radius=1",))
+    study = dataclasses.replace(study, data=dataclasses.replace(study.data, dataset=str(path), validation=0.0))
+    with pytest.raises(StudyError, match=r"wasserstein:eta=0\.1,radius=1: "):
+        experiment.train(study, "tiny", tmp_path / "dot", CPU, SILENT)
