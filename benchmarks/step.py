@@ -65,7 +65,8 @@ def objectives() -> dict[str, Objective]:
         "Wasserstein r=8, one-sided difference": GradientPenalty(metrics[8], 0.3, engine=FiniteDifference(central=False)),
         "Wasserstein r=8, central difference": GradientPenalty(metrics[8], 0.3, engine=FiniteDifference()),
         "FGSM": AdversarialTraining(FGSM(epsilon=8 / 255)),
-        "Wasserstein FGSM, r=8": AdversarialTraining(WassersteinFGSM(metrics[8], epsilon=0.5)),
+        "Wasserstein FGSM r=8, closed form": AdversarialTraining(WassersteinFGSM(metrics[8], epsilon=0.5, limited=False)),
+        "Wasserstein FGSM r=8, fluxes limited": AdversarialTraining(WassersteinFGSM(metrics[8], epsilon=0.5)),
         "PGD-7": AdversarialTraining(PGD(epsilon=8 / 255, step=2 / 255, iterations=7)),
     }
 

@@ -77,6 +77,20 @@ def test_where_nothing_is_in_the_way_it_is_the_steepest_ascent(device):
     torch.testing.assert_close(L.norm_sq(attacked - images), torch.full_like(labels, 1e-4, dtype=torch.float64))
 
 
+def test_the_closed_form_keeps_mass_and_ball_and_may_leave_the_box(device):
+    """Without limits the length is exactly epsilon, also where pixels are black or white."""
+    model, images, labels = case(device)
+    metric = Wasserstein(GRAPHS["disk"])
+    attacked = WassersteinFGSM(metric, 2.0, limited=False)(model, images, labels)
+    xi = attacked - images
+    torch.testing.assert_close(metric.cometric(images).norm_sq(xi), torch.full_like(labels, 4.0, dtype=torch.float64))
+    assert xi.sum((2, 3)).abs().max() < 1e-12
+    assert attacked.min() < 0
+    gray = 0.4 + 0.2 * images
+    limited, closed = (WassersteinFGSM(metric, 0.01, limited=x)(model, gray, labels) for x in (True, False))
+    torch.testing.assert_close(limited, closed, rtol=0, atol=1e-12)
+
+
 def test_what_limits_leave_unused_goes_to_later_steps(device):
     model, images, labels = case(device)
     metric = Wasserstein(GRAPHS["radius 1"])

@@ -19,6 +19,7 @@ from typing import ClassVar
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from wassersmooth import _checks
 from wassersmooth.learning.dual_norm import CovectorNorm
@@ -180,6 +181,11 @@ def refuse_compilation(model: nn.Module, name: str) -> None:
         raise RuntimeError(
             f"torch.compile cannot follow engine={name!r}; use engine='forward_mode', which compiles as one graph with the "
             "whole step, or leave the objective out of the compiled function"
+        )
+    if torch.compiler.is_compiling() and isinstance(model, DistributedDataParallel):
+        raise RuntimeError(
+            "a compiled step goes around DistributedDataParallel, and gradients would not be averaged; leave the step "
+            "uncompiled with engine='double_backward', or average the gradients yourself"
         )
     if not torch.compiler.is_compiling() and is_compiled(model):
         raise RuntimeError(

@@ -27,7 +27,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [_program(), *sys.argv[1:]],
     }
 
 
@@ -48,6 +48,12 @@ def source_hash() -> str:
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def _program() -> str:
+    """What was typed: the installed command, or the module."""
+    name = Path(sys.argv[0]).name
+    return "python -m wassersmooth" if name == "__main__.py" else name
 
 
 def _versions(*packages: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from wassersmooth.study.report_data import Group, Run, Study
+from wassersmooth.study.report_data import Group, Run, Study, number
 from wassersmooth.study.report_estimates import over_seeds
 from wassersmooth.study.tables import DASH, MINUS, NBSP, TIMES, Cell, Row, Table, cells
 
@@ -177,6 +177,7 @@ def cost_table(study: Study) -> Table | None:
     """Training time, and what a penalty costs relative to none."""
     plain = study.of_kind("none")
     reference = plain.seconds() if plain is not None else None
+    shared = any(number(run.setting("parallel")) not in (None, 1) for run in study.runs)  # runs in turns all take as long
     rows = []
     for group in study.groups:
         seconds = group.seconds()
@@ -184,7 +185,8 @@ def cost_table(study: Study) -> Table | None:
             continue
         epochs = [run.seconds / len(run.epochs) for run in group.runs if run.epochs and run.seconds is not None]
         per_epoch = over_seeds(epochs)
-        ratio = f"{seconds.mean / reference.mean:.2f} {TIMES}" if reference is not None and reference.mean > 0 else DASH
+        comparable = not shared and reference is not None and reference.mean > 0
+        ratio = f"{seconds.mean / reference.mean:.2f} {TIMES}" if comparable and reference is not None else DASH
         low_high = cells([seconds])[0].interval
         each = f"{per_epoch.mean:.2f}" if per_epoch is not None else DASH
         rows.append(
@@ -198,9 +200,8 @@ def cost_table(study: Study) -> Table | None:
         return None
     devices = [str((run.provenance or {}).get("device")) for run in study.runs if (run.provenance or {}).get("device")]
     where = f" On {', '.join(dict.fromkeys(devices))}." if devices else ""
-    caption = (
-        f"Training alone, without evaluation; small print: 95 % t-interval over seeds.{where} Runs that shared a machine with "
-        "others are slower than alone."
+    caption = f"Training alone, without evaluation; small print: 95 % t-interval over seeds.{where} " + (
+        "The runs took turns on one device, so their times do not compare." if shared else ""
     )
     columns = (("Seconds", "per run"), ("Seconds", "per epoch"), ("Ratio", "to none"), ("Runs", ""))
     return Table("table-5", "Cost.", "Regularizer", columns, tuple(rows), caption)
