@@ -50,7 +50,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": _git("rev-parse", "--short", "HEAD") + ("+changes" if _git("status", "--porcelain", "src") else ""),
+        "commit": _commit(),
         "command": "python " + shlex.join([Path(sys.argv[0]).as_posix(), *sys.argv[1:]]),
     }
 
@@ -74,8 +74,12 @@ def write(report: dict[str, Any], path: Path) -> None:
     print(f"\nwritten: {path}")
 
 
-def _git(*arguments: str) -> str:
+def _commit() -> str:
     try:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
+        return _git("rev-parse", "--short", "HEAD") + ("+changes" if _git("status", "--porcelain", "src") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()

@@ -30,6 +30,9 @@ from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
 
 
+_SMALL = 2**16  # elements
+
+
 def apply(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     """A(u) v. # shape: (B, C, H, W), both and the result"""
     if graph.learned:
@@ -79,7 +82,7 @@ def _apply_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     tiles, dtype = _Tiling(graph), v.dtype
     u, v = tiles.widen(u), tiles.widen(v)
     s, u, v = tiles.degrees(v), tiles.cut(u), tiles.cut_centered(v)
-    sum_u, sum_v, sum_uv = tiles.sum(u), tiles.sum(v), tiles.sum(u * v)
+    sum_u, sum_v, sum_uv = tiles.sums(u, v, u * v)
     u, v = tiles.core(u), tiles.core(v)
     return tiles.join((u * (s * v - sum_v) + (sum_u * v - sum_uv)) / 2).to(dtype)
 
@@ -89,11 +92,11 @@ def _carre_kernel(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
     p, q = tiles.widen(p), tiles.widen(q)
     s, p = tiles.degrees(p), tiles.cut_centered(p)
     if same:
-        sum_p, sum_pp = tiles.sum(p), tiles.sum(p * p)
+        sum_p, sum_pp = tiles.sums(p, p * p)
         p = tiles.core(p)
         return tiles.join(torch.addcmul(sum_pp, p, torch.sub(s * p, sum_p, alpha=2)) / 2).to(dtype)
     q = tiles.cut_centered(q)
-    sum_p, sum_q, sum_pq = tiles.sum(p), tiles.sum(q), tiles.sum(p * q)
+    sum_p, sum_q, sum_pq = tiles.sums(p, q, p * q)
     p, q = tiles.core(p), tiles.core(q)
     return tiles.join((p * (s * q - sum_q) + (sum_pq - q * sum_p)) / 2).to(dtype)
 
@@ -120,9 +123,15 @@ class _Tiling:
         """s as the stencil counts it, in tiles without halo."""
         return self.core(self.cut((self.graph.degrees(like) + self.graph.stencil.center)[None, None]))
 
-    def sum(self, tiles: Tensor) -> Tensor:
-        """The sum over neighbors, for the tiles without their halo."""
-        return self.graph.stencil(tiles, bordered=not self.single)
+    def sums(self, *fields: Tensor) -> tuple[Tensor, ...]:
+        """The sum over neighbors of each field, for the tiles without their halo.
+
+        Where starting an operation costs more than running it, on CUDA and for small batches, all fields go at once.
+        """
+        bordered = not self.single
+        if fields[0].is_cuda or fields[0].numel() <= _SMALL:
+            return self.graph.stencil(torch.stack(fields), bordered).unbind()
+        return tuple(self.graph.stencil(field, bordered) for field in fields)
 
     def cut(self, field: Tensor) -> Tensor:
         """Tiles with halo; zero outside the image."""
