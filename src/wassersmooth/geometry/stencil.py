@@ -29,7 +29,6 @@ from torch import Tensor
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
 
-
 _SMALL = 2**16  # elements
 
 
