@@ -167,6 +167,7 @@ def logits(received: object, images: Tensor, labels: Tensor | None = None) -> Te
 
 def model_on(model: torch.nn.Module, images: Tensor) -> None:
     """A model that has at least a part of itself where the images are (a model may span several devices)."""
+    module(model)
     devices = {tensor.device for group in (model.parameters(), model.buffers()) for tensor in group}
     if devices and images.device not in devices:
         found = ", ".join(sorted(map(str, devices)))
@@ -195,6 +196,7 @@ def labels_for_outputs(received: Tensor, outputs: Tensor) -> None:
     if received.is_floating_point():
         if received.shape != outputs.shape:
             raise ValueError(f"targets must have the shape of the outputs, {tuple(outputs.shape)}; got {tuple(received.shape)}")
+        finite("targets", received)
         return
     if received.dtype != torch.int64 or received.dim() != 1:
         raise ValueError(
@@ -239,3 +241,31 @@ def strength(name: str, received: object) -> None:
 def module(received: object) -> None:
     if not isinstance(received, torch.nn.Module):
         raise ValueError(f"model must be a torch.nn.Module; got {type(received).__name__}; wrap a function in a module")
+
+
+def metric(received: object) -> None:
+    """Something that gives every image its cometric."""
+    if not callable(getattr(received, "cometric", None)):
+        raise ValueError(
+            f"metric must be a metric such as Euclidean() or Wasserstein(graph); got {type(received).__name__}; "
+            "a PixelGraph is wrapped as Wasserstein(graph)"
+        )
+
+
+def outputs(received: object, images: int) -> None:
+    """What a model returns: a tensor with one row per image."""
+    if not isinstance(received, Tensor):
+        raise ValueError(
+            f"the model must return a tensor of outputs; got {type(received).__name__}; pick the logits in a wrapper"
+        )
+    if received.dim() == 0 or len(received) != images:
+        raise ValueError(f"the model must return one row of outputs per image, {images}; got shape {tuple(received.shape)}")
+
+
+def depends_on_images(received: Tensor) -> None:
+    """Outputs that a gradient with respect to the images can come from."""
+    if not received.requires_grad:
+        raise ValueError(
+            "the outputs do not depend on the images in a way that can be differentiated; "
+            "look for .detach(), torch.no_grad(), rounding or an argmax in the model"
+        )

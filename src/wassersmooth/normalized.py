@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from wassersmooth import _checks
+
 
 class Normalized(nn.Module):
     """``model((images - mean) / std)``, channel by channel.
@@ -23,6 +25,7 @@ class Normalized(nn.Module):
 
     def __init__(self, model: nn.Module, mean: Sequence[float] | float, std: Sequence[float] | float) -> None:
         super().__init__()
+        _checks.module(model)
         means, stds = _per_channel("mean", mean), _per_channel("std", std)
         if len(means) != len(stds):
             raise ValueError(f"mean and std must have one number per channel each; got {len(means)} and {len(stds)}")

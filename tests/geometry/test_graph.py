@@ -184,3 +184,13 @@ def test_common_factor_of_the_weights_cancels_in_unit_scale_and_stays_in_paper_s
     paper = [ws.Wasserstein(graph, scale="paper").cometric(x).as_matrix() for graph in (small, large)]
     assert_matches(unit[1], unit[0], 1e-12)
     assert_matches(paper[1], 7 * paper[0], 1e-12)
+
+
+def test_a_graph_with_computed_weights_can_be_copied() -> None:
+    """torch refuses to copy a tensor that has a history; an immutable graph may share it."""
+    log_weights = torch.zeros(12, requires_grad=True)
+    graph = ws.PixelGraph.grid(6, 6, radius=2, weight=log_weights.exp())
+    copied = copy.deepcopy(ws.Wasserstein(graph)).graph
+    assert copied.weights is graph.weights
+    leaf = ws.PixelGraph.grid(6, 6, radius=2, weight=torch.ones(12, requires_grad=True))
+    assert copy.deepcopy(leaf).weights is not leaf.weights

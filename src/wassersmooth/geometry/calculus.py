@@ -28,13 +28,13 @@ _ROWS_AT_ONCE = 32  # of the Hessian: a compromise between speed and memory
 
 def gradient(f: Function, x: Tensor, metric: Metric) -> Tensor:
     """grad_W f = L(x) grad f, the direction of steepest ascent. # shape: (B, C, H, W)"""
-    cometric = metric.cometric(x)
+    cometric = _cometric(metric, x)
     return cometric.mv(_differential(f, x)[1])
 
 
 def gradient_norm_sq(f: Function, x: Tensor, metric: Metric) -> Tensor:
     """|grad_W f|_W^2 = grad f' L(x) grad f (eq. grad_norm). # shape: (B,)"""
-    cometric = metric.cometric(x)
+    cometric = _cometric(metric, x)
     return cometric.quad(_differential(f, x)[1])
 
 
@@ -58,7 +58,7 @@ def laplacian(
     _checks.choice("kind", kind, KINDS)
     if probes is not None:
         _checks.positive_integer("probes", probes, "None is exact")
-    cometric = metric.cometric(x)
+    cometric = _cometric(metric, x)
     point, differential = _differential(f, x)
     if probes is None:
         trace = _exact_trace(cometric, differential, point)
@@ -76,7 +76,7 @@ def beltrami_drift(x: Tensor, metric: Metric) -> Tensor:
     and is not differentiable. The derivative of the log-determinant is taken through effective resistances,
     ``d logdet+ L / dx_k = (1/2 d_k) sum_j w_kj R_kj``. # shape: (B, C, H, W)
     """
-    cometric = metric.cometric(x)
+    cometric = _cometric(metric, x)
     with torch.no_grad():
         return metric.divergence(x) - cometric.mv(metric.grad_logdet(x)) / 2
 
@@ -86,7 +86,7 @@ def christoffel(x: Tensor, a: Tensor, b: Tensor, metric: Metric) -> Tensor:
 
     Geodesics satisfy x'' + Gamma(x', x') = 0. Not differentiable. # shape: (B, C, H, W)
     """
-    cometric = metric.cometric(x)
+    cometric = _cometric(metric, x)
     _checks.like("a", a, x)
     _checks.like("b", b, x)
     with torch.no_grad():
@@ -104,7 +104,7 @@ def hessian(f: Function, x: Tensor, a: Tensor, b: Tensor, metric: Metric) -> Ten
 
 def log_volume(x: Tensor, metric: Metric) -> Tensor:
     """The logarithm of the Riemannian volume density, -(1/2) logdet+ L(x). # shape: (B,)"""
-    return -metric.cometric(x).logdet() / 2
+    return -_cometric(metric, x).logdet() / 2
 
 
 def exp_map(x: Tensor, v: Tensor, metric: Metric, steps: int = 32) -> Tensor:
@@ -114,7 +114,7 @@ def exp_map(x: Tensor, v: Tensor, metric: Metric, steps: int = 32) -> Tensor:
     one solve at the start is enough; it is integrated by the classical Runge-Kutta method. # shape: (B, C, H, W)
     """
     _checks.positive_integer("steps", steps)
-    cometric = metric.cometric(x)
+    cometric = _cometric(metric, x)
     _checks.like("v", v, x)
     if not bool(torch.isfinite(cometric.norm_sq(v.detach())).all()):
         raise ValueError(
@@ -146,6 +146,11 @@ def _runge_kutta(metric: Metric, x: Tensor, p: Tensor, h: float) -> tuple[Tensor
     return x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4), p + h / 6 * (l1 + 2 * l2 + 2 * l3 + l4)
 
 
+def _cometric(metric: Metric, x: Tensor) -> Cometric:
+    _checks.metric(metric)
+    return metric.cometric(x)
+
+
 def _differential(f: Function, x: Tensor) -> tuple[Tensor, Tensor]:
     """A point that requires grad, and the Euclidean gradient of f there, which can be differentiated again."""
     if torch.is_inference_mode_enabled():
@@ -155,6 +160,8 @@ def _differential(f: Function, x: Tensor) -> tuple[Tensor, Tensor]:
         values = f(point)
         if values.shape != (len(x),):
             raise ValueError(f"f must map (B, C, H, W) to (B,), here ({len(x)},); got {tuple(values.shape)}")
+        if not values.requires_grad:
+            raise ValueError("f must depend on the images; got a constant; look for .detach() or torch.no_grad() inside it")
         (differential,) = torch.autograd.grad(values.sum(), point, create_graph=True)
     return point, differential
 

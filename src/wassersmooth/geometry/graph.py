@@ -6,6 +6,7 @@ them into the one sum that the whole geometry is made of, ``(w * field)_i = sum_
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -137,6 +138,11 @@ class PixelGraph:
     def __reduce__(self) -> tuple[Any, ...]:  # leaves the caches behind
         args = (self.height, self.width, self.radius, self.neighborhood, self.weights, self.weight_name)
         return PixelGraph, args
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PixelGraph:
+        """Weights that were computed, such as ``log_weights.exp()``, stay what they are: torch does not copy them."""
+        weights = copy.deepcopy(self.weights, memo) if self.weights.is_leaf else self.weights
+        return PixelGraph(self.height, self.width, self.radius, self.neighborhood, weights, self.weight_name)
 
     def __eq__(self, other: object) -> bool:
         return (

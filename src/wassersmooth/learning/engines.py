@@ -200,7 +200,7 @@ def _gradient(total: Tensor, x: Tensor) -> Tensor:
 
 
 def _dual(primal: Tensor, tangent: Tensor) -> Tensor:
-    dual: Tensor = forward_ad.make_dual(primal.detach(), tangent)  # type: ignore[no-untyped-call]
+    dual: Tensor = forward_ad.make_dual(primal.detach().clone(), tangent)  # type: ignore[no-untyped-call]
     return dual
 
 

@@ -23,7 +23,8 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     _checks.labels_for_outputs(labels, outputs)
     normalizer = log_sum_exp(outputs)
     if labels.is_floating_point():
-        return normalizer * labels.sum(1) - (labels * outputs).sum(1)
+        targets = labels.to(outputs.dtype)  # float64 targets must not turn a float32 objective into float64
+        return normalizer * targets.sum(1) - (targets * outputs).sum(1)
     return normalizer - outputs.gather(1, labels[:, None])[:, 0]
 
 
@@ -54,6 +55,7 @@ def resolve(loss: str | Loss) -> Loss:
 
 def evaluate(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
     """The loss of each image. # shape: outputs (B, ...) -> (B,)"""
+    _checks.outputs(outputs, len(labels))
     losses = loss(outputs, labels)
     _checks.per_image_losses(losses, len(outputs))
     return losses

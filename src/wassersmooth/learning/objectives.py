@@ -77,6 +77,7 @@ class GradientPenalty(Objective):
     loss: str | Loss = "cross_entropy"
 
     def __post_init__(self) -> None:
+        _checks.metric(self.metric)
         _checks.strength("eta", self.eta)
         _checks.choice("of", self.of, OF)
         engines.resolve(self.engine)
@@ -122,6 +123,8 @@ class DirectionalPenalty(Objective):
     @classmethod
     def from_attack(cls, attack: Attack, loss: str | Loss = "cross_entropy") -> DirectionalPenalty:
         """The perturbation that an attack makes: attacked images less images."""
+        if not callable(attack):
+            raise ValueError(f"attack must be callable; got {type(attack).__name__}; for instance attacks.FGSM(8 / 255)")
         return cls(Displacement(attack), loss)
 
     def check(self, model: nn.Module, images: Tensor) -> None:
@@ -145,6 +148,7 @@ class DirectionalPenalty(Objective):
         with untouched(model, images.device):
             xi = self.perturbation(model, images, labels)
         _checks.like("xi", xi, images)
+        _checks.finite("xi", xi)
         return xi.detach()
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from wassersmooth import _checks
 from wassersmooth.learning.parallel import refuse_spread_batches, unwrapped
 from wassersmooth.learning.substitution import attention_written_out
 
@@ -56,6 +57,9 @@ class Passes:
         if not self.traced:
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative, and masks of their own
                 outputs: Tensor = self.model(x)
+            _checks.outputs(outputs, len(x))
+            if x.requires_grad and torch.is_grad_enabled():
+                _checks.depends_on_images(outputs)
             return outputs
         recorder = RecordDraws()
         with recorder, attention_written_out():

@@ -35,7 +35,7 @@ class Objective(ABC):
         self.check(model, images)
         with torch.enable_grad():
             loss, penalty = self.loss_and_penalty(model, images, labels, generator)
-        return Terms(loss, penalty, loss + penalty)
+            return Terms(loss, penalty, loss + penalty)
 
     def __repr__(self) -> str:
         names: list[str] = [field.name for field in dataclasses.fields(self)] if dataclasses.is_dataclass(self) else []

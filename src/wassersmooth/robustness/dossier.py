@@ -73,7 +73,8 @@ class _Evaluation:
         normalization = find_normalization(self.model)
         size = (self.measurement.images.shape[-2], self.measurement.images.shape[-1])
         plan = rows(self.suite, size, normalization is not None, random=bool(findings))
-        total = len(plan) + len(AXES) + 1
+        axes = [axis for axis, pixels in zip(AXES, reversed(size), strict=True) if pixels > 1]  # one pixel cannot move
+        total = len(plan) + len(axes) + 1
 
         table: dict[str, Tensor] = {}
         entries = []
@@ -82,7 +83,7 @@ class _Evaluation:
             table[row.name] = self.measurement.wrong(row.name, row.perturb, self.limits.images)
             entries.append(_entry(row.name, table[row.name], row.description, row.epsilon, row.units, row.norm))
         translations = []
-        for done, axis in enumerate(AXES, len(plan)):
+        for done, axis in enumerate(axes, len(plan)):
             self.progress(done, total, f"flips_{axis}")
             translations.append(self._flips(axis))
         self.progress(total - 1, total, "masking")

@@ -42,6 +42,8 @@ class IFGSM(Attack):
         super().__post_init__()
         check_size(self.epsilon, self.step, self.iterations)
         _checks.choice("units", self.units, UNITS)
+        if self.units == "pixel":
+            _refuse_gray_levels(self.epsilon)
 
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         box = _box(images, self.epsilon) if self.units == "pixel" else None
@@ -92,6 +94,8 @@ class PGD(Attack):
         super().__post_init__()
         check_size(self.epsilon, self.step, self.iterations)
         _checks.choice("norm", self.norm, NORMS)
+        if self.norm == "linf":
+            _refuse_gray_levels(self.epsilon)
         _checks.choice("random_start", self.random_start, (False, True))
         _checks.positive_integer("restarts", self.restarts)
         _checks.choice("loss", self.loss, LOSSES)
@@ -136,6 +140,12 @@ class PGD(Attack):
             value = loss_per_image(outputs, labels, self.loss)
             hit = (outputs.argmax(1) == labels) == self.targeted
             return torch.where(hit, torch.inf, -value if self.targeted else value)
+
+
+def _refuse_gray_levels(epsilon: float) -> None:
+    """Beyond 1 every image is allowed, so a larger epsilon is a number of gray levels."""
+    if epsilon > 1:
+        raise ValueError(f"epsilon must be at most 1 in pixel units; got {epsilon:g}; write {epsilon:g}/255 for gray levels")
 
 
 def _box(images: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

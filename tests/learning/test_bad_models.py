@@ -1,0 +1,117 @@
+"""Models and arguments that cannot work: one clear ValueError, before anything else goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wassersmooth as ws
+
+METRIC = ws.Wasserstein(ws.PixelGraph.grid(4, 4, radius=1))
+OBJECTIVES = [
+    ws.Plain(),
+    ws.GradientPenalty(METRIC, 0.3),
+    ws.GradientPenalty(METRIC, 0.3, engine="forward_mode"),
+    ws.GradientPenalty(METRIC, 0.3, engine="finite_difference"),
+    ws.Tikhonov(METRIC, 0.3),
+    ws.NoisyInputs(METRIC, 0.3),
+]
+PENALTIES = OBJECTIVES[1:5]
+
+
+class Returning(nn.Module):
+    """A linear network whose outputs pass through a function that spoils them."""
+
+    def __init__(self, spoil: object) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+        self.spoil = spoil
+
+    def forward(self, x: Tensor) -> object:
+        return self.spoil(self.network(x))  # type: ignore[operator]
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(4, 1, 4, 4, generator=generator), torch.tensor([0, 1, 2, 0])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
+def test_outputs_that_are_no_tensor(objective) -> None:
+    with pytest.raises(ValueError, match="tuple"):
+        objective(Returning(lambda z: (z, z)), *batch())
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
+def test_outputs_for_another_number_of_images(objective) -> None:
+    with pytest.raises(ValueError, match="one row"):
+        objective(Returning(lambda z: z[:1]), *batch())
+
+
+@pytest.mark.parametrize("objective", PENALTIES, ids=repr)
+def test_outputs_without_a_way_back_to_the_images(objective) -> None:
+    with pytest.raises(ValueError, match="detach"):
+        objective(Returning(lambda z: z.detach()), *batch())
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
+def test_double_targets_keep_a_float_objective_float(objective) -> None:
+    images, _ = batch()
+    targets = torch.rand(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(1)
+    terms = objective(Returning(lambda z: z), images, targets)
+    assert {term.dtype for term in terms} == {torch.float32}
+
+
+def test_targets_that_are_not_finite_are_named() -> None:
+    images, _ = batch()
+    with pytest.raises(ValueError, match="targets"):
+        ws.Plain()(Returning(lambda z: z), images, torch.full((4, 3), torch.nan))
+
+
+def test_a_graph_in_place_of_a_metric() -> None:
+    with pytest.raises(ValueError, match=r"Wasserstein\(graph\)"):
+        ws.GradientPenalty(METRIC.graph, 0.3)
+    with pytest.raises(ValueError, match=r"Wasserstein\(graph\)"):
+        ws.calculus.gradient(lambda x: x.sum((1, 2, 3)), batch()[0], METRIC.graph)
+
+
+def test_perturbations_that_are_not_finite_or_not_callable() -> None:
+    with pytest.raises(ValueError, match="xi must be finite"):
+        ws.DirectionalPenalty(lambda model, x, y: x * torch.nan)(Returning(lambda z: z), *batch())
+    with pytest.raises(ValueError, match="callable"):
+        ws.DirectionalPenalty.from_attack("fgsm")
+
+
+def test_expanded_images_in_forward_mode() -> None:
+    """Images that share memory, such as one image repeated."""
+    images, labels = batch()
+    repeated = images[:1].expand(4, -1, -1, -1)
+    model = Returning(lambda z: z)
+    exact, forward = (ws.GradientPenalty(METRIC, 0.3, engine=e) for e in ("double_backward", "forward_mode"))
+    torch.testing.assert_close(forward(model, repeated, labels), exact(model, repeated.clone(), labels))
+
+
+def test_total_can_be_differentiated_whatever_the_mode_outside() -> None:
+    with torch.no_grad():
+        terms = ws.GradientPenalty(METRIC, 0.3)(Returning(lambda z: z), *batch())
+    assert terms.total.requires_grad
+
+
+def test_functions_are_no_models() -> None:
+    images, labels = batch()
+    for ask in (
+        lambda: ws.Normalized(lambda z: z, 0.5, 0.5),
+        lambda: ws.attacks.FGSM(8 / 255)(lambda z: z, images, labels),
+        lambda: ws.evaluate(lambda z: z, images, labels),
+    ):
+        with pytest.raises(ValueError, match=r"torch\.nn\.Module"):
+            ask()
+
+
+@pytest.mark.parametrize("make", [lambda: ws.attacks.FGSM(8), lambda: ws.attacks.PGD(8, 2, 3)])
+def test_gray_levels_are_not_pixel_units(make) -> None:
+    with pytest.raises(ValueError, match="8/255"):
+        make()
+    ws.attacks.FGSM(8, units="normalized")
+    ws.attacks.PGD(8, 2, 3, norm="l2")
