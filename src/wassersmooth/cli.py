@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0, 1 for a run that had to stop, 2 for bad input."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        try:
+            return _run(given)
+        finally:
+            if sys.stdout is not None:  # None where the caller has closed it
+                sys.stdout.flush()  # here, also when a manual ends in SystemExit: at the interpreter's end nobody catches it
+    except BrokenPipeError:  # the reader had enough, as `head` does: no reason to complain
+        _discard_output()
+        return 141
+    except OSError as error:
+        if error.errno is None or error.filename is not None:  # a refused write to an open stream has a number and no name
+            raise
+        _discard_output()
+        return _complain(f"the output cannot be written ({error.strerror}); free some space, or send it elsewhere", 1)
+
+
+def _run(given: list[str]) -> int:
+    try:
         parse(given)()
     except StudyError as error:
         return _complain(str(error), error.exit_code)
@@ -46,6 +65,8 @@ def parse(arguments: list[str]) -> Callable[[], None]:
     """The command with its values: flags go before the configuration file, and that before the preset."""
     if not arguments or arguments[0] in ("-h", "--help"):
         return _show_commands
+    if arguments[0] == "--version":
+        return lambda: print(f"{PROGRAM} {metadata.version(PROGRAM)}")
     name, *rest = arguments
     if name not in COMMANDS:
         raise StudyError(f"the command must be one of {', '.join(COMMANDS)}; got {name!r}; see {PROGRAM} --help")
@@ -98,6 +119,13 @@ def _value_of(flag: str, arguments: list[str]) -> str | None:
         if argument.startswith(flag + "="):
             return argument.removeprefix(flag + "=")
     return None
+
+
+def _discard_output() -> None:
+    """What is still buffered would fail again when the interpreter ends, with a traceback of its own."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def _complain(message: str, code: int) -> int:

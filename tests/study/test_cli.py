@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -62,14 +63,15 @@ def test_each_command_has_a_manual(capsys: pytest.CaptureFixture[str], name: str
         (["train", "--learning-rate"], "--learning-rate"),
         (["train", "--activation", "tanh"], "--activation"),
         (["train", "--seeds"], "seeds must be one or more"),
-        (["train", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
+        (["train", "--config", "nowhere.toml"], r"nowhere\.toml does not exist"),
         (["train", "--regularizers", "euclidean"], "eta is positive"),
         (["train", "--dataset", "nothing"], "dataset must be one of"),
         (["train", "--device", "tpu"], "device must be auto, cpu, cuda"),
         (["train", "--model", "vgg"], "model must be small, resnet20"),
         (["evaluate"], "evaluate needs the folder"),
         (["evaluate", "nowhere"], "nowhere is neither a run nor a study folder"),
-        (["evaluate", "nowhere", "--suite", "huge"], "--suite"),
+        (["evaluate", "nowhere", "--suite", "huge"], "--suite must be one of quick, paper, standard, full; got 'huge'"),
+        (["train", "--dataset", "nowhere.npz"], r"nowhere\.npz does not exist"),
         (["report"], "Missing.*PATH"),
         (["report", "nowhere"], "nowhere is neither a run nor a study folder"),
         (["bench", "--steps", "0"], "steps must be at least 1"),
@@ -85,7 +87,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert err.startswith("wassersmooth: ")
     assert err.count("\n") == 1
     assert re.search(complaint, err), err
-    assert not list(tmp_path.glob("runs/*/*/model.safetensors"))
+    assert not list(tmp_path.glob("runs/*/*"))
 
 
 def test_flags_go_before_the_file_and_the_file_before_the_preset(tmp_path: Path) -> None:
@@ -188,3 +190,54 @@ def test_python_m(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "wassersmooth", "fly"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.startswith("wassersmooth: the command must be one of")
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--version")
+    assert code == 0
+    assert re.fullmatch(r"wassersmooth \d+\.\d+\S*\n", out)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
+def test_a_reader_that_has_enough_gets_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], unbuffered: str
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    reading, writing = os.pipe()
+    os.close(reading)  # as `| head -1` does when it has its line
+    try:
+        command = [sys.executable, "-m", "wassersmooth", *arguments]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # the write fails at the end, or in the middle of the command
+def test_an_output_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch, unbuffered: str) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "wassersmooth", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("wassersmooth: the output cannot be written (No space left on device)")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "bench"])
+def test_an_output_under_a_file_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+    (tmp_path / "study").write_text("not a folder")
+    code, _, err = run(capsys, command, *tiny_flags(tmp_path))
+    assert code == 2
+    assert f"{tmp_path / 'study'} is a file; choose another --output" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["train", "sweep", "bench", "doctor"])
+def test_a_typo_in_the_model_leaves_no_run_behind(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
+    code, _, err = run(capsys, command, *tiny_flags(tmp_path), "--model", "smal")
+    assert code == 2
+    assert "got 'smal'" in err
+    assert not list(tmp_path.glob("study/*/config.json"))

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from study.small_studies import CPU, SILENT, tiny_run, tiny_study
 from torch import nn
 
+from wassersmooth.study import experiment
 from wassersmooth.study.config import Model
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.models import BasicBlock, ResNet20, SmallNet, build
+from wassersmooth.study.models import BasicBlock, ResNet20, SmallNet, build, require_fitting
 
 
 def made(name: str, seed: int = 0, channels: int = 3, classes: int = 10, **options: str) -> nn.Module:
@@ -87,3 +89,48 @@ def test_timm_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made("timm:resnet18", classes=6)(torch.rand(2, 3, 8, 8)).shape == (2, 6)
     with pytest.raises(StudyError, match="has no model 'resnet19'"):
         made("timm:resnet19")
+
+
+def fails(channels: int, classes: int) -> nn.Module:
+    raise KeyError("depth")
+
+
+OWN = {
+    "fails": (fails, r"the factory failed \(KeyError: 'depth'\); it is called as factory\(channels=\.\.\., classes=\.\.\.\)"),
+    "width": (lambda width: nn.Linear(1, width), r"the factory failed \(TypeError: .*'channels'"),
+    "number": (lambda channels, classes: 3, r"returned int; expected a torch\.nn\.Module"),
+    "empty": (lambda channels, classes: nn.Flatten(), "a model without parameters"),
+    "shape": (
+        lambda channels, classes: nn.Linear(5, classes),
+        r"does not take an image of shape \(1, 1, 8, 8\) \(RuntimeError",
+    ),
+    "scores": (lambda channels, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), r"with \(1, 7\); expected .* \(1, 3\)"),
+    "tuple": (lambda channels, classes: nn.LSTM(8, classes), "does not take|answers one image with tuple"),
+    "lazy": (lambda channels, classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(classes)), "lazy layers"),
+}
+
+
+@pytest.mark.parametrize("name", list(OWN))
+def test_a_mistake_in_a_factory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    factory, complaint = OWN[name]
+    module = types.ModuleType("own_networks")
+    module.net = factory  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_networks", module)
+    study = tiny_study(tmp_path, model="own_networks:net")
+    with pytest.raises(StudyError, match=complaint):
+        experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_typo_in_the_users_own_module_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_networks.py").write_text("def net(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StudyError, match=r"model broken_networks:net: .*invalid syntax"):
+        made("broken_networks:net")
+
+
+def test_asking_whether_a_model_fits_draws_nothing(tmp_path: Path) -> None:
+    _, loaded = tiny_run(tmp_path)
+    before = torch.get_rng_state()
+    require_fitting(Model("small"), loaded)
+    assert torch.get_rng_state().equal(before)

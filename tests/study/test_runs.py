@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -223,3 +224,27 @@ def test_a_checkpoint_holds_no_pickle_and_everything_that_changes(tmp_path: Path
     assert groups == {"model", "optimizer", "random"}
     assert stored.under("random").keys() == {"cpu", "order", "noise"}
     assert {"epoch", "steps", "schedule", "config", "data"} <= stored.facts.keys()
+
+
+def test_a_configuration_is_settled_anew_while_nothing_is_trained(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path)
+    with run.claimed():
+        pass
+    train_to_the_end(other := changed(run, epochs=2), loaded)
+    assert Run.at(run.folder).config == other.config
+
+
+def test_a_configuration_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path)
+    run.folder.mkdir(parents=True)
+    (run.folder / "config.json").write_text('{"architectures": ["bert"]}')
+    with pytest.raises(StudyError, match="another configuration"):
+        train_to_the_end(run, loaded)
+    assert (run.folder / "config.json").read_text() == '{"architectures": ["bert"]}'
+
+
+def test_a_checkpoint_in_the_place_of_the_model_is_named(tmp_path: Path) -> None:
+    run, _ = half_trained(tmp_path)
+    shutil.copy(run.checkpoint_path, run.folder / "model.safetensors")
+    with pytest.raises(StudyError, match=r"model\.safetensors is not a trained model"):
+        run.load_model()

@@ -11,7 +11,7 @@ from statistics import median
 import torch
 
 from wassersmooth.geometry.metrics import Metric
-from wassersmooth.study import acceleration, data, durable, provenance
+from wassersmooth.study import acceleration, data, durable, models, provenance
 from wassersmooth.study.config import RunConfig, Study
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
@@ -27,8 +27,10 @@ def bench(study: Study, steps: int, folder: Path, world: World, screen: Screen) 
     """Times the step of each regularizer and the operator inside it; writes bench.json into the folder."""
     if steps < 1:
         raise StudyError(f"steps must be at least 1; got {steps}")
+    durable.make_folder(folder)  # before minutes of work, not after them
     acceleration.apply_settings(study.machine)
     loaded = data.load(study.data).to(world.device)
+    models.require_fitting(study.model, loaded)
     plain = dataclasses.replace(study, regularizers=("none",), seeds=study.seeds[:1]).runs("bench")[0]
     points = [Regularizer("none"), *(p for text in study.regularizers if (p := Regularizer.parse(text)).kind != "none")]
     found = []
@@ -43,7 +45,6 @@ def bench(study: Study, steps: int, folder: Path, world: World, screen: Screen) 
         "model": study.model.model,
     }
     result |= {"precision": study.machine.precision, "compile": study.machine.compile, "cuda_graph": study.machine.cuda_graph}
-    folder.mkdir(parents=True, exist_ok=True)
     durable.write_json(folder / "bench.json", result | {"measured": found, "provenance": provenance.describe(world.device)})
     rows = []
     for entry in found:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
+from wassersmooth.robustness.suites import SUITES
 from wassersmooth.study import doctoring, experiment
 from wassersmooth.study.bench import bench
 from wassersmooth.study.config import Study
@@ -20,6 +21,8 @@ from wassersmooth.study.screen import Screen
 from wassersmooth.study.sweep import Grid, sweep
 
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional]
+# Text, and checked by the command: tyro would list None among the choices of an optional literal.
+Suite = Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(SUITES) + "}")]
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Evaluate:
 
     folders: Folders
     """Run folders or study folders."""
-    suite: Literal["quick", "paper", "standard", "full"] | None = None
+    suite: Suite = None
     """quick, paper, standard, full; without it, what the run was configured with."""
     test_images: int | None = None
     """Measures on that many test images, chosen by content; without it, as the run was configured."""
@@ -105,6 +108,8 @@ class Evaluate:
     """auto (CUDA where there is one), cpu, cuda, cuda:1."""
 
     def __call__(self) -> None:
+        if self.suite is not None and self.suite not in SUITES:
+            raise StudyError(f"--suite must be one of {', '.join(SUITES)}; got {self.suite!r}; leave it out for the run's own")
         if self.test_images is not None and self.test_images < 1:
             raise StudyError(f"test_images must be at least 1; got {self.test_images}")
         if not self.folders:

@@ -22,6 +22,7 @@ from wassersmooth.study.errors import StudyError
 from wassersmooth.study.records import Array, Records, checked, joined
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".pgm", ".ppm"}
+CHANNELS = (1, 3, 4)  # of ordinary pictures: what tells the channels of an array from its rows
 
 
 def read_idx(path: Path) -> Array:
@@ -82,10 +83,15 @@ class ArraysOnly(pickle.Unpickler):
 
 
 def read_npz(path: Path) -> tuple[Records, Records | None, int]:
-    """``images`` and ``labels``, and optionally ``test_images`` and ``test_labels``: (training, test, classes)."""
+    """``images`` and ``labels``, and optionally ``test_images`` and ``test_labels``: (training, test, classes).
+
+    # shape: images (n, channels, height, width), or (n, height, width) for gray ones; labels (n,)
+    """
     try:
         with np.load(path, allow_pickle=False) as archive:
             found = {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise StudyError(f"{path} does not exist; expected a .npz with images and labels; check --dataset") from None
     except (OSError, ValueError, EOFError, KeyError, zlib.error) as error:
         raise StudyError(f"{path}: not a readable .npz of plain arrays ({error}); write it with numpy.savez") from None
     if not {"images", "labels"} <= set(found):
@@ -144,6 +150,11 @@ def joined_batches(batches: dict[str, Records]) -> Records:
 def _records_of_arrays(images: Array, labels: Array, path: Path) -> Records:
     if images.ndim == 3:
         images = images[:, None]
+    if images.ndim == 4 and images.shape[3] in CHANNELS and images.shape[1] not in CHANNELS:
+        raise StudyError(
+            f"{path}: images look channels-last, {images.shape}; expected (n, channels, height, width); "
+            "transpose with images.transpose(0, 3, 1, 2)"
+        )
     if images.dtype != np.uint8:
         if images.dtype.kind != "f":
             raise StudyError(f"{path}: images must be 8-bit or floats in [0, 1]; got {images.dtype}")

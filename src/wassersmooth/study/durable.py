@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from wassersmooth.study.errors import RunStoppedError
+from wassersmooth.study.errors import RunStoppedError, StudyError
 
 ASIDE = ".part"  # what a killed process may leave behind; never read, and overwritten by the next one
 
@@ -40,6 +40,17 @@ def append_line(path: Path, line: str) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise cannot_write(path, error) from None
+
+
+def make_folder(folder: Path) -> None:
+    """The folder and all above it."""
+    file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
+    if file is not None:
+        raise StudyError(f"--output needs a folder; got {folder}, and {file} is a file; choose another --output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
 
 
 def cannot_write(path: Path, error: OSError) -> RunStoppedError:

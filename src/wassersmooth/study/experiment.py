@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from wassersmooth.robustness.dossier import evaluate
-from wassersmooth.study import acceleration, data, durable, exhibits
+from wassersmooth.study import acceleration, data, durable, exhibits, models
 from wassersmooth.study.config import Data, Study
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World, choose_device
@@ -31,6 +31,7 @@ def train(study: Study, preset: str, folder: Path, world: World, screen: Screen)
     acceleration.apply_settings(study.machine)
     runs = [Run.of(folder, config) for config in study.runs(preset)]
     loaded = data.load(study.data).to(world.device)
+    models.require_fitting(study.model, loaded)  # before a folder is claimed: a mistake must leave nothing behind
     parts = f"{len(loaded.train)} training, {len(loaded.validation)} validation, {len(loaded.test)} test images"
     screen.line(f"{study.data.dataset}: {parts}; {len(runs)} runs in {folder} on {world.device}")
     diverged: list[DivergedError] = []
@@ -70,7 +71,8 @@ def show_errors(runs: Sequence[Run], screen: Screen) -> None:
     rows = []
     for run, evaluation in found:
         errors = [f"{evaluation['errors'][name]:.1f}" for name in names]
-        flips = [f"{evaluation['flips'][axis]:.2f}" for axis in ("horizontal", "vertical")]
+        measured = evaluation["flips"]  # an axis with one pixel has none
+        flips = [f"{measured[axis]:.2f}" if axis in measured else "-" for axis in ("horizontal", "vertical")]
         rows.append([run.config.name, *errors, *flips, evaluation["verdict"]])
     screen.table(
         "Test error in percent, and label flips along translations", ["run", *names, "flips h", "flips v", "verdict"], rows
@@ -102,12 +104,12 @@ def _one_training(run: Run, loaded: Dataset, world: World, screen: Screen, diver
 
 
 def _measure_one(run: Run, loaded: Dataset, suite: str, device: torch.device, screen: Screen) -> None:
-    model = run.load_model().to(device)
+    model = run.load_model(loaded).to(device)
     images, labels = loaded.test.images.to(device), loaded.test.labels.to(device)
     weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
     asked = {"suite": suite, "images": len(labels), "model_sha256": weights, "test_sha256": _fingerprint(images)}
     path = run.folder / "evaluation.json"
-    if path.exists() and asked.items() <= read_json(path, "a run folder").items():
+    if _holds(path, asked):
         screen.line(f"{run.config.name}: measured before")
         return
     task = screen.task(f"measuring {run.config.name}", 1)
@@ -117,9 +119,20 @@ def _measure_one(run: Run, loaded: Dataset, suite: str, device: torch.device, sc
         task.update(done, name)
 
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
-    report = evaluate(model, images, labels, suite, progress, generator)
-    exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
+    try:
+        report = evaluate(model, images, labels, suite, progress, generator)
+        exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
+    except ValueError as error:  # the library's own complaints are one line with a remedy already
+        raise StudyError(str(error)) from error
     durable.write_json(path, json.loads(report.to_json()) | asked)  # last: a run that has it is measured
+
+
+def _holds(path: Path, asked: dict[str, object]) -> bool:
+    """Whether a measurement is stored that was made as asked; one that cannot be read is made again."""
+    try:
+        return asked.items() <= read_json(path, "a measured run").items()
+    except StudyError:
+        return False
 
 
 def _fingerprint(images: torch.Tensor) -> str:

@@ -13,8 +13,8 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from wassersmooth import _checks
 from wassersmooth.normalized import Normalized
 from wassersmooth.study.config import Model
 from wassersmooth.study.data import Dataset
@@ -98,6 +98,29 @@ def build_for(config: Model, data: Dataset, seed: int) -> Normalized:
     return build(config, data.channels, data.classes, *data.normalization(), seed)
 
 
+def require_fitting(config: Model, data: Dataset) -> None:
+    """One image through the network, so that a mistake shows before anything is written for a run."""
+    image = data.train.images[:1]
+    model = build_for(config, data, seed=0)
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise StudyError(f"model {config.model} has lazy layers, which cannot be stored and loaded; give them their sizes")
+    model = model.to(image.device).eval()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            scores: object = model(image)
+    except Exception as error:  # a network of the user's own raises whatever it likes
+        raise StudyError(
+            f"model {config.model} does not take an image of shape {tuple(image.shape)} ({type(error).__name__}: {error}); "
+            "expected (1, channels, height, width) of the data set; fit the model to it"
+        ) from error
+    got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    if got != (1, data.classes):
+        raise StudyError(
+            f"model {config.model} answers one image with {got}; expected scores of shape (1, {data.classes}), one for each "
+            "class; end it with a layer of that many outputs"
+        )
+
+
 def _network(config: Model, channels: int, classes: int) -> nn.Module:
     if config.model == "small":
         return SmallNet(channels, classes, config.activation)
@@ -128,9 +151,17 @@ def _own(path: str, channels: int, classes: int) -> nn.Module:
         sys.path.insert(0, here)
     try:
         factory = getattr(importlib.import_module(module_name), factory_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise StudyError(f"model {path}: {error}; expected module:factory, importable from here") from None
-    model = factory(channels=channels, classes=classes)
-    _checks.module(model)
-    assert isinstance(model, nn.Module)
+    except Exception as error:  # importing runs the user's code: a typo in it can raise anything
+        raise StudyError(f"model {path}: {error}; expected module:factory, importable from here") from error
+    try:
+        model = factory(channels=channels, classes=classes)
+    except Exception as error:
+        raise StudyError(
+            f"model {path}: the factory failed ({type(error).__name__}: {error}); "
+            "it is called as factory(channels=..., classes=...)"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise StudyError(f"model {path}: the factory returned {type(model).__name__}; expected a torch.nn.Module; return one")
+    if next(model.parameters(), None) is None:
+        raise StudyError(f"model {path}: the factory returned a model without parameters; expected some to train; add layers")
     return model

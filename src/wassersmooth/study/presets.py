@@ -27,6 +27,8 @@ def with_file(study: AnyStudy, path: Path) -> AnyStudy:
     """The study with the values of a TOML file; its keys are the names of the flags."""
     try:
         found = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise StudyError(f"--config {path} does not exist; expected a TOML file; check the path") from None
     except (OSError, ValueError) as error:
         raise StudyError(f"--config {path} cannot be read as TOML ({error})") from None
     return with_values(study, {key.replace("-", "_"): value for key, value in found.items()}, f"--config {path}")

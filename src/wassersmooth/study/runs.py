@@ -1,6 +1,6 @@
 """The folder of a run: what is in it, who may write to it, and how it is read again.
 
-config.json             the resolved configuration, written first and never changed
+config.json             the resolved configuration, written first and not changed once something is trained
 metrics.jsonl           one line per epoch, cut back to the checkpoint when a run is resumed
 checkpoint.safetensors  model, optimizer, schedule, epoch and random states
 provenance.json         code, versions, device, threads, seed, seconds
@@ -52,10 +52,7 @@ class Run:
     @contextmanager
     def claimed(self) -> Iterator[None]:
         """The folder made, its configuration stored or found to be the same, and no other process writing to it."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise durable.cannot_write(self.folder, error) from None
+        durable.make_folder(self.folder)
         with _locked(self.folder / LOCK):
             self._settle_configuration()
             yield
@@ -71,9 +68,15 @@ class Run:
         stored = read_json(path, "a run folder")
         wanted = self.config.to_flat()
         changed = [key for key in {**stored, **wanted} if key not in FREE_TO_CHANGE and stored.get(key) != wanted.get(key)]
-        if changed:
+        if changed and stored.keys() == wanted.keys() and not self._begun:
+            durable.write_json(path, wanted)  # a command that failed before its first epoch has left nothing to protect
+        elif changed:
             listed = ", ".join(f"{key} was {stored.get(key)!r} and is now {wanted.get(key)!r}" for key in changed[:4])
             raise StudyError(f"{self.folder} was begun with another configuration: {listed}; choose another --output")
+
+    @property
+    def _begun(self) -> bool:
+        return any((self.folder / name).exists() for name in ("checkpoint.safetensors", "metrics.jsonl", "model.safetensors"))
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of all whole lines; a kill can leave half of one at the end."""
@@ -99,16 +102,28 @@ class Run:
         """Provenance, then the result itself."""
         seconds = sum(row["seconds"] for row in self.metrics())
         durable.write_json(self.folder / "provenance.json", facts | {"seed": self.config.seed, "seconds": round(seconds, 3)})
-        shape = {"channels": data.channels, "height": data.size[0], "width": data.size[1], "classes": data.classes}
-        checkpoints.save(self.folder / "model.safetensors", model.state_dict(), {"config": self.config.to_flat(), **shape})
+        known: dict[str, Any] = {"config": self.config.to_flat(), "data": data.fingerprint}
+        known |= {"channels": data.channels, "height": data.size[0], "width": data.size[1], "classes": data.classes}
+        checkpoints.save(self.folder / "model.safetensors", model.state_dict(), known)
 
-    def load_model(self) -> Normalized:
-        """The trained network in eval mode, on the CPU."""
+    def load_model(self, data: Dataset | None = None) -> Normalized:
+        """The trained network in eval mode, on the CPU; with ``data``, refused where it was trained on others."""
         path = self.folder / "model.safetensors"
         if not path.exists():
             raise StudyError(f"{self.folder} has no model.safetensors: the run is not finished; give its train command again")
         stored: Stored = checkpoints.load(path)
+        if not {"channels", "classes"} <= stored.facts.keys():
+            raise StudyError(
+                f"{path} is not a trained model: it names no channels and classes, as a checkpoint does not; expected what "
+                "train wrote last; move it away and give the train command again"
+            )
         channels, classes = stored.facts["channels"], stored.facts["classes"]
+        # Runs of earlier versions do not name their data.
+        if data is not None and stored.facts.get("data", data.fingerprint) != data.fingerprint:
+            raise StudyError(
+                f"{path} belongs to other training images than {self.config.data.dataset} holds now; expected the run's own "
+                "data; restore them, say where they are with --data-dir, or train again in another --output"
+            )
         model = models.build(self.config.model, channels, classes, [0.0] * channels, [1.0] * channels, seed=0)
         checkpoints.load_into(model, stored.tensors, path)
         return model.eval()

@@ -9,7 +9,7 @@ from typing import Any
 
 from wassersmooth.robustness.attacks import IFGSM
 from wassersmooth.robustness.measurement import Measurement
-from wassersmooth.study import acceleration, data, durable, heatmap
+from wassersmooth.study import acceleration, data, durable, heatmap, models
 from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig, Study
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
@@ -60,10 +60,11 @@ def sweep(study: Study, grid: Grid, preset: str, folder: Path, world: World, scr
     if not study.data.validation:
         raise StudyError("sweep chooses on the validation split; got validation=0; choose a part such as --validation 0.1")
     acceleration.apply_settings(study.machine)
-    folder.mkdir(parents=True, exist_ok=True)
+    durable.make_folder(folder)
     storage = grid.storage or str(folder / "sweep.journal")
     shared = SharedGrid(points, f"{preset}-{grid.regularizer}", storage, grid.grace, _recipe(study, preset))
     loaded = data.load(study.data).to(world.device)
+    models.require_fitting(study.model, loaded)
     screen.line(f"sweep of {len(points)} points in {folder}; {len(shared.measured())} are measured already")
     while (trial := shared.next_trial(screen)) is not None:
         point = shared.point_of(trial)

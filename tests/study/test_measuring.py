@@ -1,0 +1,76 @@
+"""Measuring finished runs: on the run's own data, again where a result is damaged, and with one line where it cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from study.small_studies import CPU, SILENT, stripes, stripes_file, tiny_run, tiny_study, train_to_the_end
+
+from wassersmooth.study import checkpoints, experiment
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.runs import Run
+from wassersmooth.study.screen import Screen
+
+
+def trained(folder: Path) -> Run:
+    run, loaded = tiny_run(folder, epochs=1)
+    train_to_the_end(run, loaded)
+    return run
+
+
+def measure(run: Run, test_images: int | None = 12) -> dict[str, object]:
+    experiment.measure([run], SILENT, "cpu", "quick", test_images)
+    found: dict[str, object] = json.loads((run.folder / "evaluation.json").read_text())
+    return found
+
+
+def test_data_that_changed_after_training_are_refused(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    images, labels = stripes(96, seed=5)
+    test_images, test_labels = stripes(24, seed=1)
+    np.savez(tmp_path / "stripes.npz", images=images, labels=labels, test_images=test_images, test_labels=test_labels)
+    with pytest.raises(StudyError, match=r"belongs to other training images than .* holds now"):
+        measure(run)
+    assert not (run.folder / "evaluation.json").exists()
+    stripes_file(tmp_path)
+    assert [measure(run, count)["images"] for count in (12, 20)] == [12, 20]  # how many are tested is not the run's data
+
+
+def test_a_run_that_does_not_name_its_data_is_measured(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    path = run.folder / "model.safetensors"
+    stored = checkpoints.load(path)
+    checkpoints.save(path, stored.tensors, {key: value for key, value in stored.facts.items() if key != "data"})
+    assert "errors" in measure(run)
+
+
+@pytest.mark.parametrize("damage", ["", '{"suite": "qui', "[1, 2]", "\x00"])
+def test_a_result_that_cannot_be_read_is_measured_again(tmp_path: Path, damage: str) -> None:
+    run = trained(tmp_path)
+    (run.folder / "evaluation.json").write_text(damage)
+    assert "errors" in measure(run)
+
+
+def test_a_complaint_of_the_library_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise ValueError("images must be this; got that")
+
+    run = trained(tmp_path)
+    monkeypatch.setattr(experiment, "evaluate", refuse)
+    with pytest.raises(StudyError, match="images must be this; got that"):
+        measure(run)
+
+
+def test_images_of_one_row_have_no_vertical_flips(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images, labels = stripes(96, 0)
+    path = tmp_path / "rows.npz"
+    np.savez(path, images=images[:, :1], labels=labels)
+    study = tiny_study(tmp_path, dataset=str(path), epochs=1)
+    runs = experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
+    experiment.measure(runs, Screen(), "cpu", "quick", 12)
+    evaluation = json.loads((runs[0].folder / "evaluation.json").read_text())
+    assert evaluation["flips"].keys() == {"horizontal"}
+    assert " - " in capsys.readouterr().out.splitlines()[-1]
