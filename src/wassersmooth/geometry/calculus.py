@@ -4,6 +4,9 @@ Everywhere ``f`` maps a batch ``(B, C, H, W)`` to one number per image ``(B,)``,
 ``metric`` is :class:`~wassersmooth.Euclidean` or :class:`~wassersmooth.Wasserstein`. Without a mass term the geometry lives
 on images of fixed mass, and L^+ is the pseudo-inverse; with one it is the ordinary inverse.
 
+Gradients, their lengths, Laplacians and Hessians can be differentiated again, in x and in whatever f depends on, so they carry
+a graph unless they are computed under ``torch.no_grad()``.
+
 Two formulas differ from the print. The Hessian subtracts the Christoffel term. The Laplace-Beltrami operator has the extra
 term ``div L . grad f``, which vanishes only where all pixels have the same degree: nowhere near the border of an image.
 """

@@ -166,16 +166,20 @@ class _Tiling:
         return joined[..., : self.height, : self.width]
 
 
-class _Apply(torch.autograd.Function):
-    @staticmethod
-    def forward(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
-        return _apply_kernel(graph, u, v)
+class _Bilinear(torch.autograd.Function):
+    """Keeps the graph and both arguments for the derivatives."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.graph, u, v = inputs
-        ctx.save_for_backward(u, v)
-        ctx.save_for_forward(u, v)
+        ctx.graph, first, second = inputs
+        ctx.save_for_backward(first, second)
+        ctx.save_for_forward(first, second)
+
+
+class _Apply(_Bilinear):
+    @staticmethod
+    def forward(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+        return _apply_kernel(graph, u, v)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
@@ -189,16 +193,10 @@ class _Apply(torch.autograd.Function):
         return _product_rule(apply, ctx, u_tangent, v_tangent)
 
 
-class _CarreDuChamp(torch.autograd.Function):
+class _CarreDuChamp(_Bilinear):
     @staticmethod
     def forward(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
         return _carre_kernel(graph, p, q)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.graph, p, q = inputs
-        ctx.save_for_backward(p, q)
-        ctx.save_for_forward(p, q)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
