@@ -1,7 +1,7 @@
 """Leaving a model as it was found: buffers, random state, modes, flags and accumulated gradients.
 
 A forward pass has side effects: batch-norm updates running statistics, dropout moves the random state. Measurements must
-leave none (:func:`untouched`), and several passes over one batch must have those of a single one (:class:`Replay`).
+leave none (:func:`untouched`), and several passes over one batch must have those of a single one, from one random state.
 """
 
 from __future__ import annotations
@@ -13,24 +13,18 @@ import torch
 from torch import nn
 
 
-class Replay:
-    """The state before a pass, so that a further pass can start from it: the same dropout masks, the same statistics."""
+class RandomState:
+    """The state of the generators that a pass over these images draws from."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.model = model
-        self.devices = [device] if device.type == "cuda" else []
-        self.buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-        self.cpu_state = torch.get_rng_state()
-        self.cuda_states = [torch.cuda.get_rng_state(d) for d in self.devices]
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cpu = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
-    @torch.no_grad()
-    def rewind(self) -> None:
-        """Puts buffers and random state back."""
-        for buffer, saved in self.buffers:
-            buffer.copy_(saved)
-        torch.set_rng_state(self.cpu_state)
-        for device, state in zip(self.devices, self.cuda_states, strict=True):
-            torch.cuda.set_rng_state(state, device)
+    def restore(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)
 
 
 @contextmanager
@@ -42,7 +36,8 @@ def untouched(model: nn.Module, device: torch.device, frozen: bool = True) -> It
         device: where the images are; the random state of that device is restored too.
         frozen: parameters do not require grad inside, which makes input gradients cheaper.
     """
-    before = Replay(model, device)
+    random_state = RandomState(device)
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     modes = [(module, module.training) for module in model.modules()]
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -52,7 +47,10 @@ def untouched(model: nn.Module, device: torch.device, frozen: bool = True) -> It
     try:
         yield
     finally:
-        before.rewind()
+        random_state.restore()
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
         for module, training in modes:
             module.training = training
         for parameter, flag in flags:

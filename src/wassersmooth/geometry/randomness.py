@@ -11,6 +11,11 @@ def standard_normal(shape: torch.Size, like: Tensor, generator: torch.Generator 
     return torch.randn(shape, dtype=like.dtype, device=_source(like, generator), generator=generator).to(like.device)
 
 
+def uniform(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Uniform in [0, 1) in the dtype and on the device of ``like``."""
+    return torch.rand(shape, dtype=like.dtype, device=_source(like, generator), generator=generator).to(like.device)
+
+
 def random_signs(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
     """+1 and -1 with equal odds in the dtype and on the device of ``like``: probes for traces."""
     return 2 * torch.randint(0, 2, shape, device=_source(like, generator), generator=generator).to(like) - 1

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from wassersmooth import _checks
 from wassersmooth.learning.parallel import unwrapped
-from wassersmooth.learning.passes import RandomState
-from wassersmooth.model_state import untouched
+from wassersmooth.model_state import RandomState, untouched
 
 
 class Attack(Protocol):

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wassersmooth.learning.losses import widened
+
 
 def scaled_dot_product_attention(
     query: Tensor,
@@ -99,7 +101,7 @@ def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, scale: float) 
     scores = (q * scale) @ k.mT
     if mask is not None:
         scores = scores + (_minus_infinity_where(~mask, q) if mask.dtype == torch.bool else mask)
-    wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    wide = widened(scores)
     exponentials = (wide - wide.detach().amax(-1, keepdim=True)).exp()
     return (exponentials / exponentials.sum(-1, keepdim=True)).to(q.dtype)
 

@@ -19,7 +19,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     """Softmax cross-entropy, -sum_c y_c log p_c. # shape: (B, k), labels (B,) or probabilities (B, k) -> (B,)"""
-    outputs = _widened(outputs)
+    outputs = widened(outputs)
     _checks.labels_for_outputs(labels, outputs)
     normalizer = log_sum_exp(outputs)
     if labels.is_floating_point():
@@ -30,13 +30,13 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def binary_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     """k independent sigmoid outputs, given as logits: the mean of k binary cross-entropies. # shape: as cross_entropy"""
-    outputs = _widened(outputs)
+    outputs = widened(outputs)
     return (F.softplus(outputs) - outputs * one_hot(labels, outputs)).mean(1)
 
 
 def square(outputs: Tensor, labels: Tensor) -> Tensor:
     """Squared error, the mean over k outputs. # shape: as cross_entropy"""
-    outputs = _widened(outputs)
+    outputs = widened(outputs)
     return (outputs - one_hot(labels, outputs)).square().mean(1)
 
 
@@ -75,5 +75,6 @@ def log_sum_exp(values: Tensor, dim: int = 1) -> Tensor:
     return (values - top).exp().sum(dim).log() + top.squeeze(dim)
 
 
-def _widened(outputs: Tensor) -> Tensor:
-    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+def widened(values: Tensor) -> Tensor:
+    """Half precision as float32, so that sums, means and variances keep their digits."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

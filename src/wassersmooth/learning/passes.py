@@ -21,20 +21,7 @@ from torch.overrides import TorchFunctionMode
 from wassersmooth import _checks
 from wassersmooth.learning.parallel import refuse_spread_batches, unwrapped
 from wassersmooth.learning.substitution import attention_written_out
-
-
-class RandomState:
-    """The state of the generators that a pass over these images draws from."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.cpu = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def restore(self) -> None:
-        torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, self.device)
+from wassersmooth.model_state import RandomState
 
 
 class Passes:
@@ -47,7 +34,7 @@ class Passes:
 
     def __init__(self, model: nn.Module, images: Tensor) -> None:
         self.model, self.inner = model, unwrapped(model)
-        self.traced = torch.compiler.is_compiling() or (images.is_cuda and torch.cuda.is_current_stream_capturing())
+        self.traced = _checks.recording(images)
         self.buffers = {name: buffer.detach().clone() for name, buffer in self.inner.named_buffers()}
         self.before = None if self.traced else RandomState(images.device)
         self.draws: list[Tensor] = []

@@ -17,9 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wassersmooth.geometry.randomness import standard_normal
 from wassersmooth.learning.parallel import unwrapped, without_compilation
-from wassersmooth.learning.passes import RandomState
 from wassersmooth.learning.substitution import forward_mode_safe
-from wassersmooth.model_state import untouched
+from wassersmooth.model_state import RandomState, untouched
 
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 

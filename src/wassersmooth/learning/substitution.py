@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from wassersmooth.learning import attention, linear_rules
-from wassersmooth.learning.losses import log_sum_exp
+from wassersmooth.learning.losses import log_sum_exp, widened
 
 
 class Substitution(TorchFunctionMode):
@@ -167,11 +167,6 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
 
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return (input / 6 + 0.5).clamp(0, 1)
-
-
-def widened(x: Tensor) -> Tensor:
-    """Half precision as float32, so that means and variances keep their digits."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _standardized(x: Tensor, dims: list[int], eps: float) -> Tensor:

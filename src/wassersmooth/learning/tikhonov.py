@@ -106,7 +106,7 @@ class Tikhonov(Objective):
         x = images.detach().requires_grad_()
         outputs = _thrice_differentiable(model, x)
         per_image = losses.evaluate(losses.BY_NAME[self.loss], outputs, labels)
-        outputs = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+        outputs = losses.widened(outputs)
         root, classes = _root_of_second_derivative(self.loss, outputs), outputs.shape[1]
         if self.probes is None:
             directions, share = torch.eye(classes, dtype=root.dtype, device=root.device).unsqueeze(1), 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from wassersmooth.geometry.randomness import standard_normal
 from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, Square
 from wassersmooth.robustness.classifier import attacked, gradient, scores
 from wassersmooth.robustness.intervals import beats, wilson
@@ -238,7 +239,7 @@ class Smoothed(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         total: Tensor | float = 0.0
         for _ in range(SMOOTHING_DRAWS):
-            noise = torch.randn(images.shape, dtype=images.dtype, device=images.device, generator=self.generator)
+            noise = standard_normal(images.shape, images, self.generator)
             total = total + self.model(images + SMOOTHING * noise)
         assert isinstance(total, Tensor)
         return total / SMOOTHING_DRAWS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
-from wassersmooth.geometry.randomness import standard_normal
+from wassersmooth.geometry.randomness import standard_normal, uniform
 from wassersmooth.normalized import find_normalization
 from wassersmooth.robustness.classifier import LOSSES, loss_per_image, scores
 from wassersmooth.robustness.gradient_ascent import Attack, Step, check_size
@@ -127,9 +127,9 @@ class PGD(Attack):
     def _random_start(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
         if self.norm == "linf":
             lower, upper = _box(images, self.epsilon)
-            return (images + self.epsilon * (2 * _uniform(images.shape, images, generator) - 1)).clamp(lower, upper)
+            return (images + self.epsilon * (2 * uniform(images.shape, images, generator) - 1)).clamp(lower, upper)
         direction = standard_normal(images.shape, images, generator)
-        radius = _uniform(torch.Size((len(images),)), images, generator).pow(1 / images[0].numel())  # uniform in the ball
+        radius = uniform(torch.Size((len(images),)), images, generator).pow(1 / images[0].numel())  # uniform in the ball
         start = images + self.epsilon * radius[:, None, None, None] * _scaled_to_unit_l2(direction)
         return start.clamp(0, 1)
 
@@ -188,9 +188,3 @@ def _scaled_to_unit_l2(field: Tensor) -> Tensor:
     field = field / torch.where(largest > 0, largest, 1)
     length = field.flatten(1).norm(dim=1)[:, None, None, None]
     return field / torch.where(length > 0, length, 1)
-
-
-def _uniform(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Uniform in [0, 1), drawn where the generator lives."""
-    device = like.device if generator is None else generator.device
-    return torch.rand(shape, dtype=like.dtype, device=device, generator=generator).to(like.device)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from wassersmooth import _checks
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Wasserstein
+from wassersmooth.geometry.randomness import uniform
 from wassersmooth.robustness import variations
 from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, AutoAttack, WassersteinPGD
 from wassersmooth.robustness.corruptions import PARAMETERS, SEVERITIES
@@ -147,4 +148,4 @@ def _of_size(name: str, noise: Noise, size: float, description: str) -> Row:
 
 def _between(images: Tensor, generator: torch.Generator) -> Tensor:
     """Uniform in [-1, 1], one for each image. # shape: (B,)"""
-    return 2 * torch.rand(len(images), dtype=images.dtype, device=images.device, generator=generator) - 1
+    return 2 * uniform(torch.Size((len(images),)), images, generator) - 1

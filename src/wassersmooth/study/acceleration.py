@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from wassersmooth.learning.passes import RandomState
 from wassersmooth.learning.terms import Objective, Terms
+from wassersmooth.model_state import RandomState
 from wassersmooth.study.config import Machine
 
 # (images, labels, weight of this batch) -> (loss, penalty), both detached; the optimizer has moved the weights
