@@ -13,6 +13,8 @@ FLOORS = {"": 0, "geometry": 1, "learning": 2, "robustness": 2, "study": 3}  # "
 DOORS = ("__init__.py", "__main__.py", "cli.py")  # the way in: may see every floor
 ALWAYS_THERE = {"torch", "numpy"}
 OPTIONAL = {"ot", "pyautoattack", "triton"}  # below the study: imported where they are used, never at the top of a file
+# Nothing but Triton, and so as optional as Triton itself.
+KERNELS = {"wassersmooth.geometry.box_kernels", "wassersmooth.learning.convolution_kernels"}
 LONGEST_FILE = 330
 
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).as_posix() not in DOORS)
@@ -53,7 +55,10 @@ def test_below_the_study_only_torch_and_numpy_are_needed_and_nothing_is_read_or_
     for module, at_top in imports(tree):
         package = module.split(".")[0]
         known = package in sys.stdlib_module_names or package in ALWAYS_THERE or package == "wassersmooth"
-        assert known or (package in OPTIONAL and not at_top), f"{module} must be optional and imported where it is used"
+        is_kernels = path.stem in {name.rpartition(".")[2] for name in KERNELS}
+        lazy = not at_top or (is_kernels and package == "triton")
+        assert known or (package in OPTIONAL and lazy), f"{module} must be optional and imported where it is used"
+        assert module not in KERNELS or not at_top, f"{module} needs Triton and must be imported where it is used"
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert not called & {"print", "open", "input"}
 

@@ -8,6 +8,7 @@ from wassersmooth.geometry.metrics import Wasserstein as Wasserstein
 from wassersmooth.learning import engines as engines
 from wassersmooth.learning.doctor import doctor as doctor
 from wassersmooth.learning.dual_norm import DualNorm as DualNorm
+from wassersmooth.learning.fast import FastGradients as FastGradients
 from wassersmooth.learning.objectives import AdversarialTraining as AdversarialTraining
 from wassersmooth.learning.objectives import DirectionalPenalty as DirectionalPenalty
 from wassersmooth.learning.objectives import GradientPenalty as GradientPenalty

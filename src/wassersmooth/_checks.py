@@ -7,6 +7,7 @@ tensor has no single value to look at.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 import torch
@@ -21,8 +22,9 @@ def values_are_visible(*tensors: Tensor) -> bool:
 
 
 def recording(*tensors: Tensor) -> bool:
-    """Whether operations are being written down for later, by the compiler or into a CUDA graph."""
-    if torch.compiler.is_compiling():
+    """Whether operations are being written down for later, by the compiler, a tracer, or into a CUDA graph."""
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")  # slow to import, and not traced by who has not
+    if torch.compiler.is_compiling() or (tracer is not None and tracer.get_proxy_mode() is not None):
         return True
     return any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing()
 

@@ -131,7 +131,7 @@ class WeightedLaplacian(Cometric):
     def quad(self, v: Tensor) -> Tensor:
         """v' L v = sum over edges of w_ij (v_i - v_j)^2 (u_i + u_j)/2, each edge once (eq. grad_norm). # shape: (B,)"""
         _checks.like("v", v, self.x)
-        transported = _dot(self.u, stencil.carre_du_champ(self.graph, v, v))
+        transported = stencil.quadratic(self.graph, self.u, v)
         return transported + self.mass * _dot(v, v) if self.mass else transported
 
     def diagonal(self) -> Tensor:

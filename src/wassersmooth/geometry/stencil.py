@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wassersmooth.geometry import fused
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
 
@@ -49,6 +50,15 @@ def carre_du_champ(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
     if _traced(p, q):
         return _carre_kernel(graph, p, q)
     result: Tensor = _CarreDuChamp.apply(graph, p, q)  # type: ignore[no-untyped-call]
+    return result
+
+
+def quadratic(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+    """v' A(u) v = sum_k u_k carre_du_champ(v, v)_k for each image. # shape: (B, C, H, W), both -> (B,)"""
+    # The gradient in u is the carre du champ itself: where it is wanted, autograd had better keep it.
+    if graph.learned or u.requires_grad or _traced(u, v):
+        return _quadratic_kernel(graph, u, v) if fused.usable(graph, u, v) else _dot(u, carre_du_champ(graph, v, v))
+    result: Tensor = _Quadratic.apply(graph, u, v)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -78,6 +88,9 @@ def carre_du_champ_by_edges(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
 
 
 def _apply_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+    if fused.usable(graph, u, v):
+        applied: Tensor = fused.apply(u, v, graph.stencil.rows, graph.stencil.columns)
+        return applied
     tiles, dtype = _Tiling(graph), v.dtype
     u, v = tiles.widen(u), tiles.widen(v)
     s, u, v = tiles.degrees(v), tiles.cut(u), tiles.cut_centered(v)
@@ -86,7 +99,17 @@ def _apply_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     return tiles.join((u * (s * v - sum_v) + (sum_u * v - sum_uv)) / 2).to(dtype)
 
 
+def _quadratic_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+    if fused.usable(graph, u, v):
+        lengths: Tensor = fused.quad(u, v, graph.stencil.rows, graph.stencil.columns)
+        return lengths
+    return _dot(u, _carre_kernel(graph, v, v))
+
+
 def _carre_kernel(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
+    if fused.usable(graph, p, q):
+        products: Tensor = fused.carre_du_champ(p, q, graph.stencil.rows, graph.stencil.columns)
+        return products
     tiles, dtype, same = _Tiling(graph), p.dtype, p is q
     p, q = tiles.widen(p), tiles.widen(q)
     s, p = tiles.degrees(p), tiles.cut_centered(p)
@@ -212,6 +235,30 @@ class _CarreDuChamp(_Bilinear):
         return _product_rule(carre_du_champ, ctx, p_tangent, q_tangent)
 
 
+class _Quadratic(_Bilinear):
+    """Linear in u, quadratic in v. No gradient in u: see :func:`quadratic`."""
+
+    @staticmethod
+    def forward(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+        return _quadratic_kernel(graph, u, v)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor | None]:
+        u, v = ctx.saved_tensors
+        to_v = apply(ctx.graph, 2 * gradient[:, None, None, None] * u, v) if ctx.needs_input_grad[2] else None
+        return None, None, to_v
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, u_tangent: Tensor | None, v_tangent: Tensor | None) -> Tensor:
+        u, v = ctx.saved_tensors
+        terms: list[Tensor] = []
+        if u_tangent is not None:
+            terms.append(quadratic(ctx.graph, u_tangent, v))
+        if v_tangent is not None:
+            terms.append(2 * _dot(u, carre_du_champ(ctx.graph, v, v_tangent)))
+        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
 def _product_rule(bilinear: Any, ctx: Any, first_tangent: Tensor | None, second_tangent: Tensor | None) -> Tensor:
     first, second = ctx.saved_tensors
     terms: list[Tensor] = []
@@ -220,3 +267,7 @@ def _product_rule(bilinear: Any, ctx: Any, first_tangent: Tensor | None, second_
     if second_tangent is not None:
         terms.append(bilinear(ctx.graph, first, second_tangent))
     return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum((1, 2, 3))

@@ -35,6 +35,11 @@ def gap(objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Te
     """
     received = parameter_gradients(objective, model, images, labels)
     exact = parameter_gradients(dataclasses.replace(objective, engine=reference or DoubleBackward()), model, images, labels)
+    return gap_between(received, exact)
+
+
+def gap_between(received: dict[str, Tensor], exact: dict[str, Tensor]) -> Gap:
+    """Compares gradients of the same parameters."""
     a, b = _flat(received), _flat(exact)
     scale = max((float(g.norm()) for g in exact.values()), default=0.0)
     errors = {name: _ratio(float((received[name] - g).norm()), float(g.norm()) + 1e-2 * scale) for name, g in exact.items()}

@@ -188,8 +188,13 @@ class NoisyInputs(Objective):
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
+        inputs = self.inputs(model, images, labels, generator)
+        return Plain(self.loss).loss_and_penalty(model, inputs, labels, generator)
+
+    def inputs(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Where the loss is taken. # shape: as images"""
         xi = self.metric.cometric(images.detach()).sample(generator)
-        return Plain(self.loss).loss_and_penalty(model, images + self.eta * xi, labels, generator)
+        return images + self.eta * xi
 
 
 @dataclass(frozen=True, repr=False)
@@ -212,5 +217,9 @@ class AdversarialTraining(Objective):
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        attacked = attacked_images(self.attack, model, images.detach(), labels, generator)
-        return Plain(self.loss).loss_and_penalty(model, attacked, labels, generator)
+        inputs = self.inputs(model, images, labels, generator)
+        return Plain(self.loss).loss_and_penalty(model, inputs, labels, generator)
+
+    def inputs(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Where the loss is taken. # shape: as images"""
+        return attacked_images(self.attack, model, images.detach(), labels, generator)

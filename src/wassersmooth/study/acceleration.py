@@ -1,7 +1,7 @@
-"""The training step and how it may be made faster: precision, torch.compile, CUDA graphs, turns on streams.
+"""The training step and how it is made faster: precision, traced and compiled steps, CUDA graphs, turns on streams.
 
-The eager step is the truth and the default. A faster one that does not work falls back to it with a warning that names the
-reason; it never changes what is computed beyond rounding.
+The eager step is the truth, and the default on a CPU. On CUDA the fast one is, and where it does not work the eager one takes
+over with a warning that names the reason. Beyond rounding both compute the same.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from wassersmooth.learning.fast import FastGradients
 from wassersmooth.learning.terms import Objective, Terms
 from wassersmooth.model_state import RandomState
 from wassersmooth.study.config import Machine
 
 # (images, labels, weight of this batch) -> (loss, penalty), both detached; the optimizer has moved the weights
 Step = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
-
-WARM_UP = 3  # steps on a side stream before a capture, as CUDA graphs ask for
 
 
 def apply_settings(machine: Machine) -> None:
@@ -43,16 +42,34 @@ def make_step(
 ) -> Step:
     """One step of training, as fast as the machine's settings allow."""
     eager = EagerStep(model, objective, optimizer, noise, _autocast(machine, device))
+    compile, cuda_graph = shortcuts(machine, device)
+    if not (compile or cuda_graph):
+        return eager
     if isinstance(model, DistributedDataParallel):
         if machine.compile or machine.cuda_graph:
             warnings.warn("several processes train with the eager step; compile and cuda_graph are for one", stacklevel=2)
         return eager
-    step: Step = eager
-    if machine.compile:
-        step = FallingBack(CompiledStep(eager), eager, "torch.compile")
-    if machine.cuda_graph and device.type == "cuda":
-        step = FallingBack(GraphStep(step, optimizer, noise), eager, "the CUDA graph")
-    return step
+    try:
+        return FallingBack(FastStep(eager, compile, cuda_graph), eager, "the fast step")
+    except ValueError as error:  # an objective that has none
+        warnings.warn(f"the fast step is not used, the eager one is: {error}", stacklevel=2)
+        return eager
+
+
+def shortcuts(machine: Machine, device: torch.device) -> tuple[bool, bool]:
+    """Whether the step is compiled, and whether it is captured in a CUDA graph: on CUDA, unless told otherwise."""
+    on_cuda = device.type == "cuda"
+    compile = on_cuda if machine.compile is None else machine.compile
+    return compile, on_cuda and machine.cuda_graph is not False
+
+
+def description(machine: Machine, device: torch.device, processes: int = 1) -> str:
+    """One line on the way the steps are made; empty for the eager step."""
+    compile, cuda_graph = shortcuts(machine, device)
+    if processes > 1 or not (compile or cuda_graph):
+        return ""
+    ways = [*(["compiled"] if compile else []), *(["replayed as a CUDA graph"] if cuda_graph else [])]
+    return f"fast steps: traced, {' and '.join(ways)}, {machine.precision}; the first step of a run takes up to a minute"
 
 
 class EagerStep:
@@ -83,73 +100,20 @@ class EagerStep:
         return weight * terms.loss.detach(), weight * terms.penalty.detach()
 
 
-class CompiledStep:
-    """The objective as one compiled graph; its backward pass comes compiled with it. Another batch shape runs eagerly.
+class FastStep:
+    """The traced, compiled and replayed gradients (:class:`wassersmooth.learning.fast.FastGradients`), then the optimizer."""
 
-    Noise then comes from the global random state: a generator of one's own cannot be traced.
-    """
-
-    def __init__(self, eager: EagerStep, backend: str = "inductor") -> None:
+    def __init__(self, eager: EagerStep, compile: bool, cuda_graph: bool) -> None:
         self.eager = eager
-        self.shape: torch.Size | None = None
-
-        def terms(images: Tensor, labels: Tensor) -> Terms:
-            return eager.objective(eager.model, images, labels)
-
-        self.compiled = torch.compile(terms, fullgraph=True, backend=backend)
+        self.gradients = FastGradients(eager.objective, eager.model, compile, cuda_graph)
 
     def __call__(self, images: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        self.shape = self.shape or images.shape
-        if images.shape != self.shape:
+        if weight != 1:
             return self.eager(images, labels, weight)
-        return self.eager.step_with(self.compiled, images, labels, weight)
-
-
-class GraphStep:
-    """A step captured once per learning rate and batch shape, and replayed. A batch of another shape runs eagerly.
-
-    The learning rate is baked into a captured optimizer step, so another one means another capture: three in a run.
-    """
-
-    def __init__(self, step: Step, optimizer: torch.optim.Optimizer, noise: torch.Generator) -> None:
-        self.step, self.optimizer, self.noise = step, optimizer, noise
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.shape: torch.Size | None = None
-        self.rate = 0.0
-        self.calls = 0
-
-    def __call__(self, images: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        rate = float(self.optimizer.param_groups[0]["lr"])
-        self.shape = self.shape or images.shape  # the first batch is a full one
-        if images.shape != self.shape:
-            return self.step(images, labels, weight)
-        if self.graph is None or rate != self.rate:
-            if self.calls < WARM_UP:  # real steps: nothing is computed only to be thrown away
-                self.calls += 1
-                return self._aside(images, labels, weight)
-            self._capture(images, labels, weight, rate)
-        self.images.copy_(images)
-        self.labels.copy_(labels)
-        assert self.graph is not None
-        self.graph.replay()
-        return self.loss.clone(), self.penalty.clone()
-
-    def _aside(self, images: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            result = self.step(images, labels, weight)
-        torch.cuda.current_stream().wait_stream(stream)
-        return result
-
-    def _capture(self, images: Tensor, labels: Tensor, weight: float, rate: float) -> None:
-        """Records a step without running it: parameters and statistics do not move until the replay."""
-        self.images, self.labels = images.clone(), labels.clone()
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.noise)  # so that every replay draws new numbers
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self.loss, self.penalty = self.step(self.images, self.labels, weight)
-        self.graph, self.rate = graph, rate
+        with self.eager.autocast:
+            terms = self.gradients(images, labels, self.eager.noise)
+        self.eager.optimizer.step()
+        return terms.loss, terms.penalty
 
 
 class FallingBack:

@@ -71,7 +71,7 @@ class Training:
     patience: int | None = None
     """Stops after that many epochs without a better validation error, and keeps the best weights."""
     engine: Literal["double_backward", "forward_mode", "finite_difference"] = "double_backward"
-    """How a gradient penalty is differentiated."""
+    """How a gradient penalty is differentiated by the eager step; the fast step has a way of its own, exact too."""
     checkpoint_every: int = 1
     """Epochs between checkpoints; a killed run repeats at most that many."""
 
@@ -86,10 +86,11 @@ class Machine:
     """Threads of torch on the CPU; without it torch decides."""
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     """Of convolutions and matrix products on CUDA; the operator L(x) always keeps float32."""
-    compile: bool = False
-    """Runs the step through torch.compile; where that fails, the eager step with a warning that names the reason."""
-    cuda_graph: bool = False
-    """Captures the step in a CUDA graph; where that fails, as above."""
+    compile: bool | None = None
+    """Traces the step and runs it through torch.compile; without it: on CUDA yes, on a CPU no. Where that fails, the eager
+    step takes over with a warning that names the reason."""
+    cuda_graph: bool | None = None
+    """Captures the step in a CUDA graph; without it: yes. On a CPU it means nothing."""
     parallel: int = 1
     """Runs trained at a time on one GPU, a stream each. Small networks do not fill a GPU alone."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -20,6 +22,7 @@ from wassersmooth.study.runs import Run, read_json
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.training import training
 
+RECORD = "study.json"  # in the study's folder: how long training and evaluation took
 EVALUATION_SEED = 0  # the same for all runs, so that they are measured on the same images with the same random starts
 SHOWN_FIRST = ("clean", "fgsm_8_pixel", "ifgsm20_8_pixel", "fgsm_8_normalized", "ifgsm20_8_normalized")
 
@@ -34,9 +37,11 @@ def train(study: Study, preset: str, folder: Path, world: World, screen: Screen)
     models.require_fitting(study.model, loaded)  # before a folder is claimed: a mistake must leave nothing behind
     parts = f"{len(loaded.train)} training, {len(loaded.validation)} validation, {len(loaded.test)} test images"
     screen.line(f"{study.data.dataset}: {parts}; {len(runs)} runs in {folder} on {world.device}")
+    if way := acceleration.description(study.machine, world.device, world.size):
+        screen.line(way)
     diverged: list[DivergedError] = []
     trainings = [_one_training(run, loaded, world, screen, diverged) for run in runs]
-    with screen.bars():
+    with screen.bars(), _clocked(folder / RECORD, "training_seconds") if world.is_first else nullcontext():
         acceleration.take_turns(trainings, world.device, study.machine.parallel)
     if diverged:
         raise diverged[0]
@@ -54,7 +59,8 @@ def measure(
     """Evaluates finished runs on test images; what is not given comes from each run's own configuration."""
     where = choose_device(device)
     loaded: dict[tuple[Data, int | None], Dataset] = {}
-    with screen.bars():
+    record = runs[0].folder.parent / RECORD
+    with screen.bars(), _clocked(record, "evaluation_seconds") if record.exists() else nullcontext():
         for run in runs:
             wanted = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
             key = (wanted, test_images or run.config.evaluation.test_images)
@@ -125,6 +131,19 @@ def _measure_one(run: Run, loaded: Dataset, suite: str, device: torch.device, sc
     except ValueError as error:  # the library's own complaints are one line with a remedy already
         raise StudyError(str(error)) from error
     durable.write_json(path, json.loads(report.to_json()) | asked)  # last: a run that has it is measured
+
+
+@contextmanager
+def _clocked(record: Path, what: str) -> Iterator[None]:
+    """Adds the wall time of the work inside to the study's record: runs that take turns cannot tell it one by one."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        known = read_json(record, "a study folder") if record.exists() else {}
+        known[what] = round(known.get(what, 0.0) + time.perf_counter() - started, 3)
+        known["seconds"] = round(sum(value for key, value in known.items() if key.endswith("_seconds")), 3)
+        durable.write_json(record, known)
 
 
 def _holds(path: Path, asked: dict[str, object]) -> bool:

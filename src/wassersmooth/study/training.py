@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth.study import checkpoints, models, provenance
-from wassersmooth.study.acceleration import Step, make_step
+from wassersmooth.study.acceleration import Step, make_step, shortcuts
 from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig
 from wassersmooth.study.data import Dataset, Part, batches
 from wassersmooth.study.distributed import World
@@ -64,8 +64,14 @@ class TrainingState:
         self.config, self.data, self.world = config, data, world
         recipe, device = config.training, world.device
         self.model = models.build_for(config.model, data, config.seed).to(device)
+        if device.type == "cuda" and any(shortcuts(config.machine, device)):
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # fastest for convolutions
         self.optimizer = torch.optim.SGD(
-            self.model.parameters(), recipe.learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+            self.model.parameters(),
+            recipe.learning_rate,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+            fused=device.type == "cuda",
         )
         torch.manual_seed(config.seed + (world.rank << 32))  # for layers that draw, such as dropout
         self.order = torch.Generator().manual_seed(config.seed)
@@ -143,9 +149,12 @@ class TrainingState:
         checkpoints.load_into(self.model, stored.under("model"), run.checkpoint_path)
         self.best = {name: tensor.to(self.world.device) for name, tensor in stored.under("best").items()}
         momentum: dict[int, dict[str, Any]] = {}
+        parameters = list(self.model.parameters())
         for name, tensor in stored.under("optimizer").items():
             index, _, key = name.partition("/")
-            momentum.setdefault(int(index), {})[key] = tensor
+            alike = parameters[int(index)].detach()
+            laid_out = torch.empty_like(alike).copy_(tensor) if tensor.shape == alike.shape else tensor
+            momentum.setdefault(int(index), {})[key] = laid_out
         self.optimizer.load_state_dict({"state": momentum, "param_groups": self.optimizer.state_dict()["param_groups"]})
         facts = stored.facts
         self.epoch, self.steps, self.saved_epoch = facts["epoch"], facts["steps"], facts["epoch"]

@@ -1,0 +1,34 @@
+"""Compiled functions, shared: runs that differ in seed, weights or eta have the same graph and compile it once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+_known: dict[str, Callable[..., Any]] = {}
+
+
+def shared(graph: fx.GraphModule) -> Callable[..., Any]:
+    """The graph through torch.compile, or what an equal graph was compiled to before."""
+    key = _fingerprint(graph)
+    if key not in _known:
+        _known[key] = torch.compile(graph, fullgraph=True, dynamic=False)
+    return _known[key]
+
+
+def _fingerprint(graph: fx.GraphModule) -> str:
+    """Of the code, of the layout of all inputs, and of the constants in it."""
+    digest = hashlib.sha256(graph.code.encode())
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" and isinstance(value := node.meta.get("val"), Tensor):
+            digest.update(repr((value.shape, value.stride(), value.dtype, value.device)).encode())
+        elif node.op == "get_attr":
+            constant = getattr(graph, node.target)
+            digest.update(repr((constant.shape, constant.dtype, constant.device)).encode())
+            digest.update(constant.detach().cpu().numpy().tobytes())
+    precision = (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
+    return digest.hexdigest() + repr(precision)

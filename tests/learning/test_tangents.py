@@ -1,0 +1,134 @@
+"""Each written rule against torch's own forward-mode rule of the same operator."""
+
+import operator
+
+import pytest
+import torch
+from torch import fx
+
+from tests.compare import assert_matches
+from wassersmooth.learning import tangent_rules as rules
+from wassersmooth.learning.tangents import Tangents
+
+aten = torch.ops.aten
+
+
+def positive(*shape):
+    return torch.rand(*shape, dtype=torch.float64) + 0.5
+
+
+CONV = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+X, W, D = (lambda: positive(2, 3, 5, 4)), (lambda: positive(4, 3, 3, 3)), (lambda: positive(2, 4, 5, 4))
+
+# operator -> (arguments, keywords); a callable makes a tensor, and every one of them moves in turn
+CASES = {
+    aten.mm.default: ((lambda: positive(3, 4), lambda: positive(4, 2)), {}),
+    aten.bmm.default: ((lambda: positive(2, 3, 4), lambda: positive(2, 4, 2)), {}),
+    aten.convolution.default: ((X, W, None, *CONV), {}),
+    rules.input_gradient: ((D, X, W, None, *CONV), {}),
+    rules.weight_gradient: ((D, X, W, None, *CONV), {}),
+    rules.bias_gradient: ((D, X, W, None, *CONV), {}),
+    aten.permute.default: ((X, [1, 0, 3, 2]), {}),
+    aten.t.default: ((lambda: positive(3, 4),), {}),
+    aten.transpose.int: ((X, 1, 2), {}),
+    aten.view.default: ((X, [6, 20]), {}),
+    aten._unsafe_view.default: ((X, [6, 20]), {}),
+    aten.expand.default: ((lambda: positive(3, 1), [3, 4]), {}),
+    aten.clone.default: ((X,), {}),
+    aten.alias.default: ((X,), {}),
+    aten.detach.default: ((X,), {}),
+    aten._to_copy.default: ((X,), {"dtype": torch.float64}),
+    aten.squeeze.dims: ((lambda: positive(3, 1, 2), [1]), {}),
+    aten.squeeze.dim: ((lambda: positive(3, 1, 2), 1), {}),
+    aten.unsqueeze.default: ((X, 2), {}),
+    aten.slice.Tensor: ((X, 2, 1, 4), {}),
+    aten.select.int: ((X, 1, 2), {}),
+    aten.sum.dim_IntList: ((X, [0, 2], True), {}),
+    aten.mean.dim: ((X, [1, 3]), {}),
+    aten.neg.default: ((X,), {}),
+    aten.mul.Scalar: ((X, 3.0), {}),
+    aten.div.Scalar: ((X, 3.0), {}),
+    aten.add.Tensor: ((X, lambda: positive(4)), {}),
+    aten.sub.Tensor: ((X, lambda: positive(5, 1)), {}),
+    aten.mul.Tensor: ((X, lambda: positive(3, 1, 1)), {}),
+    aten.div.Tensor: ((X, lambda: positive(4)), {}),
+    aten.where.self: ((torch.tensor([True, False, True, False]), X, lambda: positive(4)), {}),
+    aten.var_mean.correction: ((X, [0, -1]), {"correction": 0, "keepdim": True}),
+    aten.exp.default: ((X,), {}),
+    aten.log.default: ((X,), {}),
+    aten.log1p.default: ((X,), {}),
+    aten.rsqrt.default: ((X,), {}),
+    aten.sqrt.default: ((X,), {}),
+    aten.tanh.default: ((X,), {}),
+    aten.sigmoid.default: ((X,), {}),
+}
+SHAPES_ONLY = {rules.input_gradient: {1}, rules.weight_gradient: {2}, rules.bias_gradient: {1, 2}}
+
+
+def test_every_rule_is_compared():
+    written = {*rules.BILINEAR, *rules.LINEAR, *rules.RULES} - {operator.getitem}
+    assert set(CASES) == written
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one moves", "all move"])
+@pytest.mark.parametrize("target", CASES, ids=str)
+def test_rules_are_those_of_torch(target, together):
+    torch.manual_seed(0)
+    arguments, keywords = CASES[target]
+    places = [i for i, argument in enumerate(arguments) if callable(argument) and i not in SHAPES_ONLY.get(target, set())]
+    for moving in [places] if together else [[place] for place in places]:
+        values = [argument() if callable(argument) else argument for argument in arguments]
+        graph = fx.Graph()
+        nodes = [graph.placeholder(f"a{i}") if isinstance(value, torch.Tensor) else value for i, value in enumerate(values)]
+        source = graph.placeholder("t")
+        shifted = list(nodes)  # a_i + t * direction_i, so that one source moves all of them
+        directions = {i: torch.randn_like(values[i]) for i in moving}
+        for i in moving:
+            direction = graph.placeholder(f"d{i}")
+            shifted[i] = graph.call_function(
+                aten.add.Tensor, (nodes[i], graph.call_function(aten.mul.Tensor, (direction, source)))
+            )
+        result = graph.call_function(target, tuple(shifted), keywords)
+        graph.output(result)
+        module = fx.GraphModule(torch.nn.Module(), graph)
+        zero = torch.zeros((), dtype=torch.float64)
+        inputs = [v for v in values if isinstance(v, torch.Tensor)]
+        tangents = Tangents(module.graph, [*inputs, zero, *directions.values()])
+        tangents.push(source, torch.ones_like(zero))
+
+        def function(t, values=values, directions=directions):
+            return target(*(v + t * directions[i] if i in directions else v for i, v in enumerate(values)), **keywords)
+
+        value, slope = torch.func.jvp(function, (zero,), (torch.ones_like(zero),))
+        if target is aten.detach.default:  # a saved value; what the user detaches, the comparison of the first step sees
+            slope = directions[0]
+        for one, other in zip(_several(tangents.slopes[result]), _several(slope), strict=True):
+            assert_matches(one, other, 1e-12)
+        if not isinstance(value, tuple):
+            assert_matches(tangents.value_plus_slope(result), value + slope, 1e-12)
+
+
+def test_getitem_and_operators_without_a_rule():
+    """Torch's own rule steps in; whole numbers and random draws have no slope."""
+    x = positive(3, 4)
+    graph = fx.Graph()
+    a = graph.placeholder("a")
+    pair = graph.call_function(aten.var_mean.correction, (a, [1]), {"correction": 1})
+    variance = graph.call_function(operator.getitem, (pair, 0))
+    bent = graph.call_function(aten.atan2.default, (a, graph.call_function(aten.cumsum.default, (a, 1))))
+    order = graph.call_function(aten.argmax.default, (a, 1))
+    drawn = graph.call_function(aten.rand_like.default, (a,))
+    graph.output((variance, bent, order, drawn))
+    tangents = Tangents(fx.GraphModule(torch.nn.Module(), graph).graph, [x])
+    direction = torch.randn_like(x)
+    tangents.push(tangents.graph.find_nodes(op="placeholder")[0], direction)
+    nodes = tangents.graph.output_node().args[0]
+    functions = [lambda x: x.var(1), lambda x: torch.atan2(x, x.cumsum(1))]
+    for node, function in zip(nodes[:2], functions, strict=True):
+        assert_matches(tangents.slopes[node], torch.func.jvp(function, (x,), (direction,))[1], 1e-12)
+    assert nodes[2] not in tangents.slopes
+    assert nodes[3] not in tangents.slopes
+
+
+def _several(value):
+    return value if isinstance(value, tuple | list) else (value,)
