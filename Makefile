@@ -18,8 +18,8 @@ demo: $(VENV)/installed
 	$(BIN)/wassersmooth reproduce --preset digits
 
 bench: $(VENV)/installed
+	$(BIN)/wassersmooth bench
 	$(BIN)/python benchmarks/operator.py
-	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/attacks.py
 
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from wassersmooth.study.provenance import hardware
+
 
 def medians(cases: dict[str, Callable[[], object]], repeats: int, device: torch.device, calls: int = 3) -> dict[str, float]:
     """The median time of each case in milliseconds, all cases taking turns so that a disturbance hits them alike.
@@ -53,16 +55,6 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "commit": _commit(),
         "command": "python " + shlex.join([Path(sys.argv[0]).as_posix(), *sys.argv[1:]]),
     }
-
-
-def hardware(device: torch.device) -> str:
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def write(report: dict[str, Any], path: Path) -> None:

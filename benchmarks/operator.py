@@ -4,6 +4,9 @@
 
 Forward passes without gradients, square neighborhoods with constant weights, float32. All cases take turns in one run, so
 read the ratios: absolute times depend on the machine and on what else it does.
+
+On CUDA a second table gives device time alone, of forward and backward passes replayed from a CUDA graph, next to the time
+of cloning every input and output once.
 """
 
 from __future__ import annotations
@@ -18,25 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 import wassersmooth as ws
 from benchmarks import measure
-from wassersmooth.geometry.neighbor_sum import edge_ends
-from wassersmooth.geometry.operators import WeightedLaplacian
+from wassersmooth.study.bench_operator import operator_rows, quad_by_edges
 
 SMALL = (128, 3, 32, 32)
 LARGE = (8, 1, 224, 224)  # about as many pixels: 401,408 against 393,216
 RADII = (2, 4, 8)
-
-
-def quad_by_edges(laplacian: WeightedLaplacian, v: Tensor) -> Tensor:
-    """Algorithm 1 of the paper, put right: one pass over the image per neighbor relation, by sliced differences."""
-    total = torch.zeros(len(v), dtype=v.dtype, device=v.device)
-    for offset, weight in laplacian.graph.weighted_offsets(v):
-        (u_i, u_j), (v_i, v_j) = edge_ends(laplacian.u, offset), edge_ends(v, offset)
-        total += (weight * (v_i - v_j) ** 2 * (u_i + u_j) / 2).sum((1, 2, 3))
-    return total
 
 
 def build_cases(device: torch.device) -> dict[str, Callable[[], object]]:
@@ -92,6 +84,7 @@ def main() -> None:
         },
     }
     memory = peak_memory(device)
+    rows = operator_rows(device) if device.type == "cuda" else []
 
     print(f"{'case':32} {'ms':>9}")
     for name, time in times.items():
@@ -101,7 +94,14 @@ def main() -> None:
         print(f"{name:52} {ratio:7.2f}")
     for name, size in memory.items():
         print(f"{name}: {size:.1f}")
+    if rows:
+        print(f"\n{'device time':44} {'us':>8} {'clones':>8} {'ratio (goal, constant: at most 2)'}")
+    for row in rows:
+        name = f"{row['op']} {row['pass']}, {row['shape'][-1]}px r={row['radius']} {row['neighborhood']} {row['weights']}"
+        print(f"{name:44} {1e3 * row['ms']:8.1f} {1e3 * row['copy_ms']:8.1f} {row['ratio']:8.2f}")
     report = {**measure.provenance(device), "milliseconds": times, "ratios": ratios, "memory": memory}
+    if rows:
+        report["device"] = rows
     measure.write(report, arguments.output or Path("results") / f"operator-{device.type}.json")
 
 

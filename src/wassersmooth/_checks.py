@@ -23,9 +23,17 @@ def values_are_visible(*tensors: Tensor) -> bool:
 
 def recording(*tensors: Tensor) -> bool:
     """Whether operations are being written down for later, by the compiler, a tracer, or into a CUDA graph."""
-    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")  # slow to import, and not traced by who has not
-    if torch.compiler.is_compiling() or (tracer is not None and tracer.get_proxy_mode() is not None):
-        return True
+    return tracing() or capturing(*tensors)
+
+
+def tracing() -> bool:
+    """Whether the compiler or a tracer writes operations down: then tensors have no values."""
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")  # slow to import; who has not, does not trace
+    return torch.compiler.is_compiling() or (tracer is not None and tracer.get_proxy_mode() is not None)
+
+
+def capturing(*tensors: Tensor) -> bool:
+    """Whether a CUDA graph is being captured: tensors have values, but none may be looked at, or come from the CPU."""
     return any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing()
 
 

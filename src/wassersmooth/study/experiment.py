@@ -140,10 +140,15 @@ def _clocked(record: Path, what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        known = read_json(record, "a study folder") if record.exists() else {}
-        known[what] = round(known.get(what, 0.0) + time.perf_counter() - started, 3)
-        known["seconds"] = round(sum(value for key, value in known.items() if key.endswith("_seconds")), 3)
-        durable.write_json(record, known)
+        if record.parent.is_dir():
+            _add_time(record, what, time.perf_counter() - started)
+
+
+def _add_time(record: Path, what: str, seconds: float) -> None:
+    known = read_json(record, "a study folder") if record.exists() else {}
+    known[what] = round(known.get(what, 0.0) + seconds, 3)
+    known["seconds"] = round(sum(value for key, value in known.items() if key.endswith("_seconds")), 3)
+    durable.write_json(record, known)
 
 
 def _holds(path: Path, asked: dict[str, object]) -> bool:

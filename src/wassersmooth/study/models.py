@@ -44,16 +44,17 @@ class BasicBlock(nn.Module):
 
 
 class ResNet20(nn.Module):
-    """He et al.'s network for CIFAR: 3 x 3 blocks of 16, 32 and 64 channels, 0.27 M parameters."""
+    """He et al.'s network for CIFAR: 3 x 3 blocks of 16, 32 and 64 channels, 0.27 M parameters; `width` is the 16."""
 
-    def __init__(self, channels: int, classes: int, activation: str = "softplus") -> None:
+    def __init__(self, channels: int, classes: int, activation: str = "softplus", width: int = 16) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
-        self.norm = nn.BatchNorm2d(16)
+        a, b, c = width, 2 * width, 4 * width
+        self.conv = nn.Conv2d(channels, a, 3, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(a)
         self.activation = ACTIVATIONS[activation]()
-        plan = [(16, 16, 1)] * 3 + [(16, 32, 2)] + [(32, 32, 1)] * 2 + [(32, 64, 2)] + [(64, 64, 1)] * 2
+        plan = [(a, a, 1)] * 3 + [(a, b, 2)] + [(b, b, 1)] * 2 + [(b, c, 2)] + [(c, c, 1)] * 2
         self.blocks = nn.Sequential(*(BasicBlock(*entry, activation) for entry in plan))
-        self.head = nn.Linear(64, classes)
+        self.head = nn.Linear(c, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):  # the head keeps torch's smaller weights: softplus features are far from zero
                 nn.init.kaiming_normal_(module.weight)

@@ -31,6 +31,17 @@ def describe(device: torch.device) -> dict[str, Any]:
     }
 
 
+def hardware(device: torch.device) -> str:
+    """The name of the GPU, or of the processor."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
 @functools.cache
 def commit() -> str | None:
     """The commit of the checkout this package runs from, with "+" where files have changed; None when it is installed."""

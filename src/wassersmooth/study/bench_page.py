@@ -1,0 +1,260 @@
+"""The figures of a bench as tables, and the page that shows them: every number on it comes out of the JSON."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wassersmooth import _checks
+from wassersmooth.study import durable
+from wassersmooth.study.errors import StudyError
+
+Report = dict[str, Any]
+
+LABELS = {
+    "plain": "plain",
+    "euclidean": "Euclidean penalty",
+    "wasserstein_r2": "Wasserstein penalty, radius 2",
+    "wasserstein_r4": "Wasserstein penalty, radius 4",
+    "wasserstein_r8": "Wasserstein penalty, radius 8",
+    "pgd7": "adversarial training, PGD-7",
+    "double_backward_r4": "Wasserstein, radius 4, double backward",
+    "algorithm1_r8": "Wasserstein, radius 8, Algorithm 1 literally",
+}
+RATIO_GOALS = (
+    ("wasserstein_r4/plain", "<=", 2.6),
+    ("wasserstein_r8/euclidean", "<=", 1.02),
+    ("pgd7/wasserstein_r4", ">=", 2.0),
+)
+MEMORY_GOAL, AT_ONCE_GOAL = 3.0, 2.0
+STEADY = 0.1  # quartiles may be that part of the median apart
+ANSWERS = {True: "yes", False: "no", None: "unsteady"}
+BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
+PICTURE = Path("images") / "step-time.png"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text; the first column is words, the others are numbers."""
+
+    name: str
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+    def to_markdown(self) -> str:
+        rule = ["---", *["---:"] * (len(self.columns) - 1)]
+        return "".join(f"| {' | '.join(row)} |\n" for row in [self.columns, rule, *self.rows])
+
+
+def unsteady(report: Report) -> list[str]:
+    """The steps whose quartiles are too far apart for their median to mean much: the machine did something else."""
+    return [name for name, (low, high) in (report.get("quartiles") or {}).items() if high - low > STEADY * report["step"][name]]
+
+
+def goals(report: Report) -> list[dict[str, Any]]:
+    """Each goal beside what was measured; what was not measured is left out, and what is unsteady decides nothing."""
+    shaky = set(unsteady(report))
+    found: list[tuple[str, float, str, float]] = []
+    if report.get("ratio"):
+        found += [(name, report["ratio"][name], sign, goal) for name, sign, goal in RATIO_GOALS]
+    if report.get("memory"):
+        found.append(("memory, wasserstein_r4/plain", report["memory"]["ratio"]["wasserstein_r4/plain"], "<=", MEMORY_GOAL))
+    if report.get("throughput"):
+        at_once = report["throughput"]
+        name = f"{at_once['runs']} runs at once, ms per step and run"
+        found.append((name, at_once["ms_per_step_per_run"], "<=", AT_ONCE_GOAL))
+    return [
+        {
+            "what": what,
+            "value": value,
+            "goal": f"{sign} {goal:g}",
+            "reached": None if shaky & set(what.split("/")) else value <= goal if sign == "<=" else value >= goal,
+        }
+        for what, value, sign, goal in found
+    ]
+
+
+def tables(report: Report) -> list[Table]:
+    """Whatever was measured."""
+    makers: Sequence[Callable[[Report], Table | None]] = (_steps, _goals, _memory, _throughput, _operator, _training)
+    return [table for maker in makers if (table := maker(report)) is not None]
+
+
+def _steps(report: Report) -> Table | None:
+    step = report.get("step")
+    if not step:
+        return None
+    rows = []
+    for name, ms in step.items():
+        limit = report["limit"].get(name)
+        rows.append([LABELS.get(name, name), f"{ms:.2f}", f"{ms / step['plain']:.2f}", "" if limit is None else f"{limit:.2f}"])
+    settings = report["settings"]
+    title = f"One step of {settings['network']}, batch {settings['batch']}, {settings['precision']}, on {report['hardware']}"
+    return Table("step", title, ["step", "ms", "times plain", "limit by arithmetic"], rows)
+
+
+def _goals(report: Report) -> Table | None:
+    found = goals(report)
+    rows = [[goal["what"], f"{goal['value']:.2f}", goal["goal"], ANSWERS[goal["reached"]]] for goal in found]
+    return Table("goals", "Goals, set for an H200", ["ratio", "measured", "goal", "reached"], rows) if rows else None
+
+
+def _memory(report: Report) -> Table | None:
+    memory = report.get("memory")
+    if not memory:
+        return None
+    plain = memory["mib"]["plain"]
+    rows = [[LABELS[name], f"{mib:.0f}", f"{mib / plain:.2f}"] for name, mib in memory["mib"].items()]
+    return Table("memory", "Memory of a step beyond model, optimizer and batch", ["step", "peak, MiB", "times plain"], rows)
+
+
+def _throughput(report: Report) -> Table | None:
+    found = report.get("throughput")
+    if not found:
+        return None
+    rows = [[f"{row['runs']} of {found['case']}", f"{row['ms_per_step_per_run']:.2f}"] for row in found["table"]]
+    study = found["study"]
+    rows.append([f"{study['runs']}: {', '.join(study['of'])}", f"{study['ms_per_step_per_run']:.2f}"])
+    return Table("throughput", "Runs at once, a stream and a graph each", ["runs", "ms per step and run"], rows)
+
+
+def _operator(report: Report) -> Table | None:
+    if not report.get("operator"):
+        return None
+    rows = []
+    for row in report["operator"]:
+        batch, channels, height, width = row["shape"]
+        kind = row["weights"] if row["neighborhood"] == "square" else f"{row['neighborhood']}, {row['weights']}"
+        name = f"{row['op']} {row['pass']}, {batch}x{channels}x{height}x{width}, {kind}"
+        name += "" if row["captured"] or not report.get("cuda") else ", not captured"
+        rows.append(
+            [name, f"{row['radius']}", f"{1000 * row['ms']:.1f}", f"{1000 * row['copy_ms']:.1f}", f"{row['ratio']:.2f}"]
+        )
+    return Table("operator", "The operator L(x) alone", ["operation", "radius", "us", "copy, us", "times a copy"], rows)
+
+
+def _training(report: Report) -> Table | None:
+    found = report.get("training")
+    if not found:
+        return None
+    each = found["ms_per_step_per_run"]
+    row = [
+        found["study"],
+        f"{found['runs']}",
+        f"{found['epochs']}",
+        f"{found['seconds']:.0f}",
+        "" if each is None else f"{each:.2f}",
+    ]
+    return Table("training", "A study", ["study", "runs", "epochs", "seconds", "ms per step and run"], [row])
+
+
+def write_page(report: Report, page: Path) -> None:
+    """Fills the page's blocks and draws its plot."""
+    if not {"hardware", "settings", "limit"} <= report.keys():
+        raise StudyError("--render needs a file that wassersmooth bench has written; got another kind of JSON; measure again")
+    try:
+        text = page.read_text()
+    except OSError as error:
+        raise StudyError(f"--page {page} cannot be read ({error.strerror}); expected a page with bench blocks") from None
+    filled = filled_page(text, report)
+    durable.make_folder((page.parent / PICTURE).parent)
+    if report.get("step"):
+        durable.write(page.parent / PICTURE, step_time_png(report))
+    durable.write(page, filled.encode())
+
+
+def filled_page(text: str, report: Report) -> str:
+    """The page with what stands between ``<!-- bench: NAME -->`` and ``<!-- /bench -->`` taken from the report."""
+    blocks = {table.name: table.to_markdown() for table in tables(report)}
+    blocks |= {"where": _where(report), "engines": _engines(report), "plot": _plot(report)}
+
+    def block(match: re.Match[str]) -> str:
+        return f"{match[1]}{blocks.get(match[2]) or 'Not measured.'}".rstrip() + f"\n{match[4]}"
+
+    if not BLOCK.search(text):
+        raise StudyError("the page has no block to fill; expected <!-- bench: step --> and <!-- /bench --> around it")
+    return BLOCK.sub(block, text)
+
+
+def _where(report: Report) -> str:
+    settings = report["settings"]
+    image = "x".join(map(str, settings["image"]))
+    lines = [
+        f"{settings['network']}, batch {settings['batch']}, {image} images, {settings['precision']},",
+        f"{settings['memory_format']}, {settings['optimizer']}; median of {settings['repeats']}.",
+        f"{report['hardware']}, torch {report['torch']}, commit {str(report['commit'])[:12]}:",
+        f"`{report['command']}`",
+    ]
+    return "\n".join(lines)
+
+
+def _engines(report: Report) -> str:
+    """Which way each step takes, the steps of one way in one line."""
+    groups: dict[str, list[str]] = {}
+    for name, how in (report.get("engine") or {}).items():
+        way = how["engine"] + (", one CUDA graph" if how["captured"] else "") + (f" ({how['note']})" if "note" in how else "")
+        groups.setdefault(way, []).append(name)
+    return "\n".join(f"- {way}: {', '.join(f'`{name}`' for name in names)}" for way, names in groups.items())
+
+
+def _plot(report: Report) -> str:
+    step = report.get("step")
+    if not step:
+        return ""
+    spoken = "; ".join(f"{LABELS[name]} {ms:.2f} ms" for name, ms in step.items() if name in LABELS)
+    return f"![Time of a training step against the radius of the graph. {spoken}]({PICTURE.as_posix()})"
+
+
+def step_time_png(report: Report) -> bytes:
+    """Step time against radius; the steps that have none as horizontal lines, labelled at the right."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as missing:
+        raise _checks.extra("matplotlib", "plots", "the plot of step times") from missing
+    step: dict[str, float] = report["step"]
+    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    radii = [2, 4, 8]
+    names = ["plain", "euclidean", "pgd7", "double_backward_r4"]
+    ends = {name: step[name] for name in names} | {
+        "wasserstein": step["wasserstein_r8"],
+        "algorithm1_r8": step["algorithm1_r8"],
+    }
+    words = LABELS | {"wasserstein": "Wasserstein penalty", "double_backward_r4": "double backward, radius 4"}
+    words |= {"algorithm1_r8": "Algorithm 1, literally", "pgd7": "PGD-7"}
+    colors = dict(zip(ends, ("#555555", "#1f77b4", "#9467bd", "#8c564b", "#d62728", "#8c564b"), strict=True))
+    for name in names:
+        axes.plot([1.5, 8], [step[name]] * 2, color=colors[name], lw=1.3, ls="--")
+    axes.plot(radii, [step[f"wasserstein_r{r}"] for r in radii], "o-", color=colors["wasserstein"], lw=2, zorder=3)
+    axes.plot([8], [step["algorithm1_r8"]], "D", color=colors["algorithm1_r8"])
+    top = 1.08 * max(step[name] for name in LABELS)
+    for name, place in _apart(ends, 0.062 * top).items():
+        axes.annotate(
+            f"{words[name]}  {ends[name]:.2f}", (8, ends[name]), (8.35, place), va="center", fontsize=9, color=colors[name]
+        )
+    axes.set(xlim=(1.5, 8.2), ylim=(0, top), xlabel="radius of the pixel graph", ylabel="ms per step")
+    axes.set_xticks(radii)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(
+        f"{report['settings']['network']}, batch {report['settings']['batch']}, {report['hardware']}", loc="left", fontsize=10
+    )
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _apart(places: dict[str, float], distance: float) -> dict[str, float]:
+    """The same heights, moved up where labels would cover each other."""
+    result: dict[str, float] = {}
+    last = -distance
+    for name, place in sorted(places.items(), key=lambda item: item[1]):
+        last = max(place, last + distance)
+        result[name] = last
+    return result
