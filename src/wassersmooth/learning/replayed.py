@@ -25,11 +25,13 @@ class Replayed:
     def __init__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], generator: torch.Generator | None) -> None:
         self.inputs = tuple(tensor.clone() for tensor in inputs)
         self.function = function  # compiled kernels live as long as the function that owns them
-        self._warm_up(generator)
+        # A stream of its own: libraries have one workspace for each, and graphs that are replayed side by side need their own.
+        stream = torch.cuda.Stream(self.inputs[0].device)  # type: ignore[no-untyped-call]
+        self._warm_up(stream, generator)
         self.graph = torch.cuda.CUDAGraph()
         if generator is not None:
             self.graph.register_generator_state(generator)  # so that every replay draws new numbers
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
             self.outputs = function(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -39,10 +41,9 @@ class Replayed:
         self.graph.replay()
         return self.outputs
 
-    def _warm_up(self, generator: torch.Generator | None) -> None:
+    def _warm_up(self, stream: torch.cuda.Stream, generator: torch.Generator | None) -> None:
         device = self.inputs[0].device
         before, own = RandomState(device), None if generator is None else generator.get_state()
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):

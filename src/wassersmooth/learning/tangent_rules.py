@@ -45,13 +45,16 @@ BILINEAR: dict[Any, tuple[int, int]] = {
     weight_gradient: (0, 1),
 }
 
-# Linear in the first argument, the others constant.
-LINEAR: set[Any] = {
+# Linear in the first argument, the others constant: first those that only move or copy numbers.
+MOVES: set[Any] = {
     *(aten.permute.default, aten.t.default, aten.transpose.int, aten.view.default, aten._unsafe_view.default),
     *(aten.expand.default, aten.clone.default, aten.alias.default, aten.detach.default, aten._to_copy.default),
     *(aten.squeeze.dims, aten.squeeze.dim, aten.unsqueeze.default, aten.slice.Tensor, aten.select.int),
-    *(aten.sum.dim_IntList, aten.mean.dim, aten.neg.default, aten.mul.Scalar, aten.div.Scalar, operator.getitem),
-    bias_gradient,
+}
+LINEAR: set[Any] = {
+    *MOVES,
+    *(aten.sum.dim_IntList, aten.mean.dim, aten.neg.default, aten.mul.Scalar, aten.div.Scalar, bias_gradient),
+    operator.getitem,  # of a tuple: the slope of a tuple is one
 }
 
 

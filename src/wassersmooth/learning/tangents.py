@@ -58,7 +58,7 @@ class Tangents:
         total: Tensor
         if node not in self.slopes:
             total = self.values[node]
-        elif target in rules.LINEAR:
+        elif target in rules.MOVES:
             total = target(self.value_plus_slope(args[0]), *args[1:], **node.kwargs)
         elif target is aten.add.Tensor and not node.kwargs and all(isinstance(a, fx.Node) for a in args):
             total = self.value_plus_slope(args[0]) + self.value_plus_slope(args[1])  # a weight that is used twice
