@@ -17,6 +17,7 @@ import wassersmooth as ws
 from tests.compare import assert_matches
 from wassersmooth.learning import convolutions as ours
 from wassersmooth.learning import fast
+from wassersmooth.learning.penalty_operator import meaning
 
 pytest.importorskip("triton")
 
@@ -148,12 +149,15 @@ class Small(nn.Module):
         return self.head(torch.tanh(self.grouped(x)).mean((2, 3)))
 
 
+METRIC = ws.Wasserstein(ws.PixelGraph.grid(6, 5, radius=1))
+
+
 def step(penalized: bool = True) -> tuple[torch.fx.GraphModule, tuple[Any, ...]]:
     torch.manual_seed(0)
     model = Small().to(DEVICE, memory_format=torch.channels_last)
     images = torch.rand(3, 3, 6, 5).to(DEVICE, memory_format=torch.channels_last)
     labels = torch.tensor([0, 2, 1], device=DEVICE)
-    penalty = ws.GradientPenalty(ws.Wasserstein(ws.PixelGraph.grid(6, 5, radius=1)), 0.1)
+    penalty = ws.GradientPenalty(METRIC, 0.1)
     graph = fast.step_function(penalty if penalized else ws.Plain(), model, images, labels)
     parameters = [parameter.detach() for parameter in model.parameters()]
     return graph, (images, labels, torch.tensor(0.1, device=DEVICE), parameters, [])
@@ -198,6 +202,7 @@ def test_a_plain_step_has_single_weight_gradients() -> None:
 @runs_kernels
 @pytest.mark.parametrize("penalized", [True, False])
 @pytest.mark.parametrize("compiled", [True, False])
+@meaning(METRIC)
 def test_the_same_step(penalized: bool, compiled: bool) -> None:
     graph, arguments = step(penalized)
     expected = graph(*arguments)
@@ -209,6 +214,7 @@ def test_the_same_step(penalized: bool, compiled: bool) -> None:
 
 
 @needs_cuda
+@meaning(METRIC)
 def test_in_a_cuda_graph() -> None:
     graph, arguments = step()
     ours.replace_convolutions(graph, anywhere=True)

@@ -23,6 +23,7 @@ from wassersmooth.learning.losses import Loss
 from wassersmooth.learning.memory_plan import keep_chosen_values
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.parallel import is_compiled, refuse_spread_batches, unwrapped
+from wassersmooth.learning.penalty_operator import meaning, squares_and_directions
 from wassersmooth.learning.replayed import Replayed
 from wassersmooth.learning.tangents import Tangents
 from wassersmooth.learning.terms import Objective, Terms
@@ -59,6 +60,7 @@ class FastGradients:
         self.objective, self.model = objective, model
         self.compile, self.cuda_graph, self.verify = compile, cuda_graph, verify
         self.asked: nn.Module = FrozenModel(model)
+        self.modules, self.parameters, self.buffers = list(model.modules()), list(model.parameters()), list(model.buffers())
         self.trained: list[nn.Parameter] = []
         self.run: Callable[[Tensor, Tensor], Any] | None = None
         self.settled: object = None
@@ -75,7 +77,7 @@ class FastGradients:
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             loss, penalty, gradients, moved = self.run(images, labels)
             loss, penalty = loss.clone(), penalty.clone()  # a replay returns the same memory every time
-            _copy_all(list(self.model.buffers()), moved)
+            _copy_all(self.buffers, moved)
         for parameter, gradient in zip(self.trained, gradients, strict=True):
             parameter.grad = gradient
         return Terms(loss, penalty, loss + penalty)
@@ -86,7 +88,7 @@ class FastGradients:
         named = dict(self.model.named_parameters())
         self.trained = [named[name] for name in plain.gradients]
         eta = _strength(self.objective, images)
-        state = [[tensor.detach() for tensor in tensors] for tensors in (self.model.parameters(), self.model.buffers())]
+        state = [[tensor.detach() for tensor in tensors] for tensors in (self.parameters, self.buffers)]
         with torch.autocast(images.device.type, enabled=False), torch.no_grad():  # its casts are in the graph already
             graph = step_graph(plain, self.objective, images, labels, eta, state)
             function: Callable[..., Any] = graph
@@ -98,12 +100,15 @@ class FastGradients:
             if self.compile and isinstance(self.objective, AdversarialTraining):
                 self.asked = torch.compile(self.asked, dynamic=False)  # type: ignore[assignment]
 
+        def at(inputs: Tensor, labels: Tensor) -> Any:
+            with meaning(getattr(self.objective, "metric", None)):
+                return function(inputs, labels, eta, *state)
+
         def step(images: Tensor, labels: Tensor) -> Any:
-            inputs = self._inputs(images, labels, generator)
-            return function(inputs, labels, eta, *state)
+            return at(self._inputs(images, labels, generator), labels)
 
         if self.verify and not plain.is_random:
-            self._compare(lambda x: function(x, labels, eta, *state)[2], images, labels, list(plain.gradients))
+            self._compare(lambda x: at(x, labels)[2], images, labels, list(plain.gradients))
         if not (self.cuda_graph and images.is_cuda):
             return step
         with torch.autocast(images.device.type, enabled=False), torch.no_grad():
@@ -134,7 +139,7 @@ class FastGradients:
         return images
 
     def _ordinary(self, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Terms:
-        for parameter in self.model.parameters():
+        for parameter in self.parameters:
             parameter.grad = None
         terms = self.objective(self.model, images, labels, generator)
         terms.total.backward()  # type: ignore[no-untyped-call]
@@ -171,8 +176,8 @@ class FastGradients:
         """All that the prepared function was made for. Replays also need the weights where they were."""
         kind = images.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        modes = tuple(module.training for module in self.model.modules())
-        places = tuple(parameter.data_ptr() for parameter in self.model.parameters()) if self.cuda_graph else ()
+        modes = tuple(module.training for module in self.modules)
+        places = tuple(parameter.data_ptr() for parameter in self.parameters) if self.cuda_graph else ()
         batch = (images.shape, images.dtype, images.device, labels.shape, labels.dtype)
         return batch, modes, autocast, places, None if generator is None else id(generator)
 
@@ -181,17 +186,17 @@ def step_graph(
     plain: PlainStep, objective: Objective, images: Tensor, labels: Tensor, eta: Tensor, state: list[list[Tensor]]
 ) -> fx.GraphModule:
     """(images, labels, eta, parameters, buffers) -> (loss, penalty, gradients of their sum, buffers after)."""
-    metric = objective.metric if isinstance(objective, GradientPenalty) else None
 
     def step(images: Tensor, labels: Tensor, eta: Tensor, parameters: list[Tensor], buffers: list[Tensor]) -> tuple[Any, ...]:
         tangents = Tangents(plain.graph.graph, [images, labels, *parameters, *buffers])
         loss = tangents.values[plain.losses].mean()
         penalty = torch.zeros_like(loss)
-        if metric is not None:
+        if isinstance(objective, GradientPenalty):
             g = len(images) * tangents.values[plain.gradient]  # of each image's own loss
-            cometric, factor = metric.cometric(images), eta.to(images.dtype) ** 2
-            penalty = factor * cometric.quad(g).mean()
-            tangents.push(plain.images, 2 * factor * cometric.mv(g))
+            squares, directions = squares_and_directions(images, g)
+            factor = eta.to(images.dtype) ** 2
+            penalty = factor * squares.mean()
+            tangents.push(plain.images, 2 * factor * directions)
         gradients = [tangents.value_plus_slope(node) for node in plain.gradients.values()]
         return loss, penalty, gradients, [tangents.values[node] for node in plain.buffers]
 
