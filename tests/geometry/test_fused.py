@@ -335,3 +335,12 @@ def test_what_the_kernels_are_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fused.usable(graph, u, v.clone().requires_grad_())
     monkeypatch.setattr(fused, "_TRITON", False)
     assert not fused.usable(graph, u, v)
+
+
+@runs_kernels
+def test_a_factor_for_each_image() -> None:
+    u, v = fields(9, 10, images=3, channels=2)
+    factor = torch.tensor([2.0, -0.5, 0.0], device=DEVICE)
+    expected = factor[:, None, None, None] * fused.apply(u, v, 2, 2)
+    assert_matches(fused.apply(u, v, 2, 2, factor), expected, 1e-6)
+    assert_matches(fused.apply(u, v, 2, 2, factor[:, None].expand(3, 2)[:, 0]), expected, 1e-6)

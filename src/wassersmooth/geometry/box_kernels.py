@@ -18,6 +18,7 @@ import triton.language as tl
 def bilinear(
     first,
     second,
+    factor,
     result,
     planes,
     channels,
@@ -36,13 +37,15 @@ def bilinear(
     result_row,
     result_column,
     APPLY: tl.constexpr,
+    SCALED: tl.constexpr,
     ROWS: tl.constexpr,
     ROW_REACH: tl.constexpr,
     COLUMN_REACH: tl.constexpr,
     THREADS: tl.constexpr,
 ):
-    """APPLY: A(first) second; otherwise carre(first, second)."""
+    """APPLY: A(first) second; otherwise carre(first, second). SCALED: times the factor of the image."""
     image, channel, x, there = _strips(planes, channels, width, THREADS)
+    scale = tl.load(factor + image, mask=image * channels < planes, other=0.0)[:, None] if SCALED else 1.0
     first = _plane(first, image, channel, first_image, first_channel)
     second = _plane(second, image, channel, second_image, second_channel)
     result = _plane(result, image, channel, result_image, result_channel)
@@ -81,7 +84,7 @@ def bilinear(
         s = _count(y, height, ROW_REACH) * _count(x[:, None] + tl.arange(0, 4)[None, :], width, COLUMN_REACH)
         value = p * (s * q - (sum_q + rest_q))
         across = q * (sum_p + rest_p) - (sum_pq + rest_pq)
-        value = (value + across if APPLY else value - across) * 0.5
+        value = (value + across if APPLY else value - across) * (0.5 * scale)
         column = x[:, None] + tl.arange(0, 4)[None, :]
         tl.store(result + y * result_row + column * result_column, value, mask=there & (column < width))
 

@@ -53,9 +53,9 @@ def _transforming() -> bool:
 _transforming._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _apply(u: Tensor, v: Tensor, rows: int, columns: int) -> Tensor:
-    """A(u) v, for windows that reach ``rows`` and ``columns`` far. # shape: (B, C, H, W), both and the result"""
-    return _bilinear(u, v, rows, columns, True)
+def _apply(u: Tensor, v: Tensor, rows: int, columns: int, factor: Tensor | None = None) -> Tensor:
+    """A(u) v, for windows that reach ``rows`` and ``columns`` far, times a factor (B,). # shape: (B, C, H, W), the others"""
+    return _bilinear(u, v, rows, columns, True, factor)
 
 
 def _carre_du_champ(p: Tensor, q: Tensor, rows: int, columns: int) -> Tensor:
@@ -74,18 +74,23 @@ def _quad(u: Tensor, v: Tensor, rows: int, columns: int) -> Tensor:
     return partial.sum(1)
 
 
-apply = register("apply_box", _apply, lambda u, v, rows, columns: torch.empty_like(v))
+apply = register("apply_box", _apply, lambda u, v, rows, columns, factor=None: torch.empty_like(v))
 carre_du_champ = register("carre_du_champ_box", _carre_du_champ, lambda p, q, rows, columns: torch.empty_like(q))
 quad = register("quad_box", _quad, lambda u, v, rows, columns: v.new_empty(v.shape[0]))
 
 
-def _bilinear(first: Tensor, second: Tensor, rows: int, columns: int, is_apply: bool) -> Tensor:
+def _bilinear(first: Tensor, second: Tensor, rows: int, columns: int, is_apply: bool, factor: Tensor | None = None) -> Tensor:
     from wassersmooth.geometry.box_kernels import bilinear
 
     plan, result = _plan(second, rows, columns, longest=16), torch.empty_like(second)
     strides = (*first.stride(), *second.stride(), *result.stride())
     with torch.cuda.device_of(second):  # type: ignore[no-untyped-call]
-        bilinear[plan.grid](first, second, result, *plan.sizes, *strides, APPLY=is_apply, **plan.constants)
+        bilinear[plan.grid](
+            *(first, second, first if factor is None else factor.contiguous(), result, *plan.sizes, *strides),
+            APPLY=is_apply,
+            SCALED=factor is not None,
+            **plan.constants,
+        )
     return result
 
 
