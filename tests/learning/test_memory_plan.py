@@ -55,6 +55,17 @@ def test_what_is_cheap_to_compute_again_is_not_kept():
     assert MemoryPlan(traced(function, 1).graph).chosen() == []
 
 
+def test_short_numbers_are_kept_rather_than_long_ones():
+    def function(a, b, c, d):
+        x = (a * b * c * d).to(torch.bfloat16).float()
+        return x / x.sum((0, 2, 3), keepdim=True)
+
+    plan = MemoryPlan(traced(function, 4).graph)
+    (kept,) = plan.chosen()
+    assert kept.meta["val"].dtype == torch.bfloat16
+    assert plan.traffic(plan.needed | {plan.place[kept]}) == (4 + 0.5 + 0.5 + 1) * BYTES
+
+
 def test_arguments_of_other_kernels_are_written_anyway():
     plan = MemoryPlan(traced(lambda a, b: torch.bmm((a * b).flatten(0, 1), (a + b).flatten(0, 1)), 2).graph)
     assert plan.traffic(plan.needed) == (2 + 2) * BYTES  # one kernel reads both and writes both

@@ -115,16 +115,14 @@ class MemoryPlan:
         return node in outputs or any(not self.fused[j] and self.nodes[j].target not in SUMS for j in others)
 
     def candidates(self) -> list[int]:
-        """Large values with several readers."""
-        return [
-            i
-            for i, node in enumerate(self.nodes)
-            if self.fused[i]
-            and self.sizes[i] >= LARGE
-            and len(node.users) > 1
-            and node.target not in VIEWS
-            and i not in self.needed
-        ]
+        """Large values with several readers, or with one that only makes their numbers longer."""
+        found = []
+        for i, node in enumerate(self.nodes):
+            if self.fused[i] and self.sizes[i] >= LARGE and node.target not in VIEWS and i not in self.needed:
+                longer = any(_casts(user) and _size(user) > self.sizes[i] for user in node.users)
+                if len(node.users) > 1 or longer:
+                    found.append(i)
+        return found
 
 
 def keep_chosen_values(graph: fx.GraphModule) -> dict[str, Any]:
@@ -163,4 +161,8 @@ def _size(node: fx.Node) -> int:
 
 def _is_fused(node: fx.Node) -> bool:
     """Whether it works on single pixels, or only says where they are."""
-    return node.target in VIEWS or torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return _casts(node) or node.target in VIEWS or torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def _casts(node: fx.Node) -> bool:
+    return node.target is aten._to_copy.default
