@@ -227,7 +227,8 @@ def test_eta_may_be_a_tensor_that_changes(device):
 
 
 @pytest.mark.parametrize(
-    "objective", [NoisyInputs(METRIC, 0.1), AdversarialTraining(PGD(0.1, 0.05, 3)), AdversarialTraining(FGSM(0.1))]
+    "objective",
+    [NoisyInputs(METRIC, 0.1), AdversarialTraining(PGD(0.1, 0.05, 3)), AdversarialTraining(FGSM(0.1), penalty=PENALTY)],
 )
 def test_noise_and_attacks_draw_from_the_generator(objective, device, seeded):
     model, (images, labels) = make("batch_norm_train", device), batch(device=device)

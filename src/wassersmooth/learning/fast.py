@@ -58,6 +58,7 @@ class FastGradients:
     ) -> None:
         refuse_untraceable(objective, model)
         self.objective, self.model = objective, model
+        self.penalty = penalty_of(objective)
         self.compile, self.cuda_graph, self.verify = compile, cuda_graph, verify
         self.asked: nn.Module = FrozenModel(model)
         self.modules, self.parameters, self.buffers = list(model.modules()), list(model.parameters()), list(model.buffers())
@@ -101,7 +102,7 @@ class FastGradients:
                 self.asked = torch.compile(self.asked, dynamic=False)  # type: ignore[assignment]
 
         def at(inputs: Tensor, labels: Tensor) -> Any:
-            with meaning(getattr(self.objective, "metric", None)):
+            with meaning(None if self.penalty is None else self.penalty.metric):
                 return function(inputs, labels, eta, *state)
 
         def step(images: Tensor, labels: Tensor) -> Any:
@@ -152,7 +153,8 @@ class FastGradients:
             inputs, objective = images, self.objective
             if isinstance(objective, AdversarialTraining | NoisyInputs):
                 drawn = torch.Generator(device).manual_seed(0)
-                inputs, objective = objective.inputs(self.model, images, labels, drawn), Plain(objective.loss)
+                inputs = objective.inputs(self.model, images, labels, drawn)
+                objective = self.penalty or Plain(objective.loss)
             for parameter in self.model.parameters():
                 parameter.grad = None
             objective(self.model, inputs, labels, torch.Generator(device).manual_seed(0)).total.backward()  # type: ignore[no-untyped-call]
@@ -191,7 +193,7 @@ def step_graph(
         tangents = Tangents(plain.graph.graph, [images, labels, *parameters, *buffers])
         loss = tangents.values[plain.losses].mean()
         penalty = torch.zeros_like(loss)
-        if isinstance(objective, GradientPenalty):
+        if penalty_of(objective) is not None:
             g = len(images) * tangents.values[plain.gradient]  # of each image's own loss
             squares, directions = squares_and_directions(images, g)
             factor = eta.to(images.dtype) ** 2
@@ -217,12 +219,13 @@ def refuse_untraceable(objective: Objective, model: nn.Module) -> None:
     if not isinstance(objective, known):
         names = ", ".join(kind.__name__ for kind in known)
         raise ValueError(f"objective must be one of {names}; got {type(objective).__name__}, which has no fast gradients")
-    if isinstance(objective, GradientPenalty):
-        if objective.of != "loss":
-            raise ValueError(f"fast gradients penalize the gradient of the loss; got of={objective.of!r}; call the objective")
-        if isinstance(engines.resolve(objective.engine), FiniteDifference):
+    penalty = penalty_of(objective)
+    if penalty is not None:
+        if penalty.of != "loss":
+            raise ValueError(f"fast gradients penalize the gradient of the loss; got of={penalty.of!r}; call the objective")
+        if isinstance(engines.resolve(penalty.engine), FiniteDifference):
             raise ValueError("fast gradients are exact; got engine='finite_difference'; call the objective for that")
-        if getattr(getattr(objective.metric, "graph", None), "learned", False):
+        if getattr(getattr(penalty.metric, "graph", None), "learned", False):
             raise ValueError("fast gradients are for fixed graph weights; got weights that require grad; call the objective")
     refuse_spread_batches(model)
     if unwrapped(model) is not model:
@@ -234,14 +237,21 @@ def refuse_untraceable(objective: Objective, model: nn.Module) -> None:
         raise ValueError("fast gradients compile the step themselves; got a compiled model; hand over the model as it was")
 
 
+def penalty_of(objective: Objective) -> GradientPenalty | None:
+    """The gradient penalty that an objective is or has."""
+    found = objective if isinstance(objective, GradientPenalty) else getattr(objective, "penalty", None)
+    return found if isinstance(found, GradientPenalty) else None
+
+
 def _loss_of(objective: Objective) -> str | Loss:
-    loss: str | Loss = objective.loss  # type: ignore[attr-defined]
+    loss: str | Loss = (penalty_of(objective) or objective).loss  # type: ignore[attr-defined]
     return loss
 
 
 def _strength(objective: Objective, images: Tensor) -> Tensor:
     """eta as a tensor, so that other strengths share the compiled function; a tensor is read anew at every step."""
-    eta = getattr(objective, "eta", 0.0)
+    penalty = penalty_of(objective)
+    eta = 0.0 if penalty is None else penalty.eta
     if isinstance(eta, Tensor) and eta.device == images.device:
         return eta.detach()
     return torch.tensor(float(eta), dtype=images.dtype, device=images.device)

@@ -204,21 +204,30 @@ class AdversarialTraining(Objective):
     Arguments:
         attack: ``attack(model, images, labels, generator=None) -> images``; it leaves the model as it was.
         loss: as in :class:`Plain`.
+        penalty: also taken at the attacked images, which then must stay where its metric is defined; its loss is used.
     """
 
     attack: Attack
     loss: str | Loss = "cross_entropy"
+    penalty: GradientPenalty | None = None
 
     def __post_init__(self) -> None:
         losses.resolve(self.loss)
         if not callable(self.attack):
             raise ValueError(f"attack must be callable; got {type(self.attack).__name__}; for instance attacks.PGD(...)")
+        if self.penalty is not None and not isinstance(self.penalty, GradientPenalty):
+            raise ValueError(f"penalty must be a GradientPenalty; got {type(self.penalty).__name__}; leave it out for none")
+
+    def check(self, model: nn.Module, images: Tensor) -> None:
+        super().check(model, images)
+        if self.penalty is not None:
+            self.penalty.check(model, images)
 
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         inputs = self.inputs(model, images, labels, generator)
-        return Plain(self.loss).loss_and_penalty(model, inputs, labels, generator)
+        return (self.penalty or Plain(self.loss)).loss_and_penalty(model, inputs, labels, generator)
 
     def inputs(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         """Where the loss is taken. # shape: as images"""
