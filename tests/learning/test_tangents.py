@@ -71,7 +71,7 @@ def test_every_rule_is_compared():
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["one moves", "all move"])
-@pytest.mark.parametrize("target", CASES, ids=str)
+@pytest.mark.parametrize("target", CASES, ids=lambda target: target.__name__)
 def test_rules_are_those_of_torch(target, together):
     torch.manual_seed(0)
     arguments, keywords = CASES[target]
