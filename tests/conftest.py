@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,19 @@ settings.register_profile(
 )
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--data-dir", help="where the files of CIFAR-10 are, for tests of the published networks")
+
+
+@pytest.fixture
+def cifar10(request: pytest.FixtureRequest) -> Path:
+    """The folder of CIFAR-10, from --data-dir or WASSERSMOOTH_DATA_DIR; without it the test is skipped."""
+    given = request.config.getoption("--data-dir") or os.environ.get("WASSERSMOOTH_DATA_DIR")
+    if not given:
+        pytest.skip("needs CIFAR-10: pytest --data-dir FOLDER, or WASSERSMOOTH_DATA_DIR")
+    return Path(given)
 
 
 def _devices() -> list[str]:

@@ -6,6 +6,10 @@ import pytest
 @pytest.fixture
 def short_autoattack(monkeypatch):
     """Fewer steps and queries: the tests are about the adapter."""
+    shorten_autoattack(monkeypatch)
+
+
+def shorten_autoattack(monkeypatch):
     from pyautoattack import autoattack
 
     for name, short_of in (("APGDAttack", {"n_iter": 10}), ("APGDAttack_targeted", {"n_iter": 10}), ("SquareAttack", {})):

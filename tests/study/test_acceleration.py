@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from wassersmooth.study.acceleration import (
     take_turns,
 )
 from wassersmooth.study.config import Machine
+from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import Run
 from wassersmooth.study.training import TrainingState
 
@@ -55,6 +57,24 @@ def test_complaints_about_the_data_are_not_taken_for_a_failure_of_the_machine() 
 
     with pytest.raises(ValueError, match="finite"):
         FallingBack(fast, fast, "torch.compile")(torch.zeros(1), torch.zeros(1), 1.0)
+
+
+@pytest.mark.parametrize("attack", ["l2-adversarial", "pgd7"])
+def test_the_fast_step_under_attack_is_the_eager_one(attack: str) -> None:
+    objective = Regularizer.parse(f"wasserstein+{attack}:eta=0.3,radius=1,epsilon=0.05").objective((8, 8), "double_backward")
+    ends = []
+    for fast in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Softplus(), nn.Flatten(), nn.Linear(144, 3)).double()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        eager = EagerStep(model, objective, optimizer, torch.Generator().manual_seed(0), nullcontext())
+        step = FastStep(eager, compile=False, cuda_graph=False) if fast else eager
+        for _ in range(3):
+            images, labels = torch.rand(6, 1, 8, 8, dtype=torch.float64), torch.arange(6) % 3
+            _, penalty = step(images, labels, 1.0)
+            assert penalty > 0
+        ends.append(torch.cat([tensor.detach().flatten().double() for tensor in model.state_dict().values()]))
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-9, atol=1e-9)
 
 
 def test_on_a_cpu_the_default_step_is_the_eager_one() -> None:

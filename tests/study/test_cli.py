@@ -70,7 +70,7 @@ def test_each_command_has_a_manual(capsys: pytest.CaptureFixture[str], name: str
         (["train", "--model", "vgg"], "model must be small, resnet20"),
         (["evaluate"], "evaluate needs the folder"),
         (["evaluate", "nowhere"], "nowhere is neither a run nor a study folder"),
-        (["evaluate", "nowhere", "--suite", "huge"], "--suite must be one of quick, paper, standard, full; got 'huge'"),
+        (["evaluate", "nowhere", "--suite", "huge"], "--suite must be one of quick, paper, .*full; got 'huge'"),
         (["train", "--dataset", "nowhere.npz"], r"nowhere\.npz does not exist"),
         (["report"], "Missing.*PATH"),
         (["report", "nowhere"], "nowhere is neither a run nor a study folder"),
@@ -79,6 +79,9 @@ def test_each_command_has_a_manual(capsys: pytest.CaptureFixture[str], name: str
         (["bench", "--training", "nowhere"], "nowhere is neither a run nor a study folder"),
         (["bench", "--model", "vgg"], "model must be small, resnet20"),
         (["sweep", "--etas", "0.1", "0.1"], "each value once"),
+        (["frontier"], "frontier needs the folders of studies, or --render"),
+        (["frontier", "nowhere"], "nowhere is neither a run nor a study folder"),
+        (["frontier", "--render"], r"results/frontier\.json does not exist; gather runs first"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -139,6 +142,23 @@ def test_train_evaluate_report_one_after_the_other(capsys: pytest.CaptureFixture
     assert code == 0
     assert (tmp_path / "study" / "report.html").stat().st_size > 10_000
     assert {"tables.md", "tables.tex"} <= {path.name for path in (tmp_path / "study").iterdir()}
+
+
+def test_train_evaluate_frontier_one_after_the_other(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    points = ["none", "pgd7:eta=0.02", "wasserstein+l2-adversarial:eta=0.2,radius=1,epsilon=0.1"]
+    assert run(capsys, "train", *tiny_flags(tmp_path), "--regularizers", *points)[0] == 0
+    flags = ["--suite", "frontier", "--device", "cpu", "--test-images", "12"]
+    assert run(capsys, "evaluate", str(tmp_path / "study"), *flags)[0] == 0
+    results = tmp_path / "results" / "frontier.json"
+    code, out, err = run(capsys, "frontier", str(tmp_path / "study"), "--results", str(results))
+    assert (code, err) == (0, "")
+    assert f"{results}: 3 rows" in out
+    assert "chosen: --regularizers none pgd7:eta=0.02 wasserstein+l2-adversarial:eta=0.2,radius=1,epsilon=0.1" in out
+    page = results.with_suffix(".md").read_text()
+    assert all(f"| `{text}` |" in page for text in points)
+    results.with_suffix(".md").unlink()
+    assert run(capsys, "frontier", "--render", "--results", str(results))[0] == 0
+    assert results.with_suffix(".md").read_text() == page
 
 
 def test_reproduce_is_one_command_and_goes_on_where_it_was(

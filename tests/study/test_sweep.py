@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from study.small_studies import CPU, SILENT, tiny_study
 
-from wassersmooth.study import data, sweep
+from wassersmooth import cli
+from wassersmooth.study import data, presets, sweep
 from wassersmooth.study.config import Study
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
-from wassersmooth.study.selection import Measured, choose
+from wassersmooth.study.selection import SELECTIONS, Measured, choose, select
 from wassersmooth.study.shared_grid import SharedGrid
 from wassersmooth.study.sweep import Grid
 
@@ -63,7 +64,7 @@ def test_a_sweep_measures_every_point_once_and_draws_the_grid(tmp_path: Path, mo
     study = tiny_study(tmp_path, epochs=2, seeds=(0, 1))
     measured: list[Regularizer] = []
     original = sweep._measure
-    monkeypatch.setattr(sweep, "_measure", lambda study, point, *rest: measured.append(point) or original(study, point, *rest))
+    monkeypatch.setattr(sweep, "_measure", lambda study, found, *rest: measured.extend(found) or original(study, found, *rest))
     original_load = data.load
 
     def without_test_images(config: data.Data, test_images: int | None = None) -> data.Dataset:
@@ -72,18 +73,57 @@ def test_a_sweep_measures_every_point_once_and_draws_the_grid(tmp_path: Path, mo
 
     monkeypatch.setattr(data, "load", without_test_images)
     chosen = run_sweep(study, tmp_path / "sweep")
-    assert sorted(measured, key=str) == sorted(GRID.points(), key=str)
+    assert sorted(measured, key=str) == sorted([Regularizer("none"), *GRID.points()], key=str)
     stored = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert len(stored["points"]) == 4
     assert Regularizer(**stored["chosen"]["point"]) == chosen
     assert {entry["seeds"] for entry in stored["points"]} == {2}
     assert (tmp_path / "sweep" / "heatmap.png").read_bytes()[:4] == b"\x89PNG"
-    assert len(list((tmp_path / "sweep").glob("*/model.safetensors"))) == 8
+    assert len(list((tmp_path / "sweep").glob("*/model.safetensors"))) == 10
 
     run_sweep(study, tmp_path / "sweep")  # again: nothing is left to do
     larger = dataclasses.replace(GRID, etas=(0.1, 0.2, 0.4))
     run_sweep(study, tmp_path / "sweep", larger)  # a larger grid keeps what was measured
-    assert sorted(measured, key=str) == sorted(larger.points(), key=str)
+    assert sorted(measured, key=str) == sorted([Regularizer("none"), *larger.points()], key=str)
+
+
+def test_both_selections_of_both_kinds_are_stored_beside_the_unregularized_network(tmp_path: Path) -> None:
+    study = tiny_study(tmp_path, epochs=2, parallel=3)
+    run_sweep(study, tmp_path / "sweep", dataclasses.replace(GRID, radii=(1,)))
+    run_sweep(study, tmp_path / "sweep", Grid("euclidean", etas=(0.1, 0.2)))
+    stored = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert stored["searches"].keys() == {"wasserstein", "euclidean"}
+    plain = [search["unregularized"] for search in stored["searches"].values()]
+    assert plain[0] == plain[1]
+    assert plain[0]["point"]["kind"] == "none"
+    for kind, search in stored["searches"].items():
+        points = [Measured(Regularizer(**p["point"]), p["clean"], p["robust"], p["seeds"]) for p in search["points"]]
+        assert {p.point.kind for p in points} == {kind}
+        expected = select(points, Measured(Regularizer("none"), plain[0]["clean"], plain[0]["robust"]))
+        for rule in SELECTIONS:
+            found = stored["selected"][rule][kind]
+            assert found == (None if expected[rule] is None else dataclasses.asdict(expected[rule]))
+    train = presets.with_file(Study(), tmp_path / "sweep" / "selected.toml")
+    selected = [one["point"] for kinds in stored["selected"].values() for one in kinds.values() if one is not None]
+    assert {*map(Regularizer.parse, train.regularizers)} == {Regularizer("none"), *(Regularizer(**p) for p in selected)}
+
+
+def test_a_preset_may_hold_the_grid(tmp_path: Path) -> None:
+    grid = cli.parse(["sweep", "--preset", "cifar10-sweep", "--regularizer", "euclidean"]).grid  # type: ignore[attr-defined]
+    assert (grid.radii, grid.regularizer) == ((2, 4, 6, 8), "euclidean")
+    assert len(grid.etas) >= 5
+    assert cli.parse(["train", "--preset", "cifar10-sweep"]).training.epochs == 16  # type: ignore[attr-defined]
+    path = tmp_path / "mine.toml"
+    path.write_text("[sweep]\nthetas = [0.1]\n")
+    with pytest.raises(StudyError, match=r"unknown 'thetas' in \[sweep\]"):
+        cli.parse(["sweep", "--config", str(path)])
+
+
+def test_the_selections_by_name() -> None:
+    plain = Measured(Regularizer("none"), 10.0, 100.0)
+    cheap, dear = Measured(point(0.1), 11.0, 60.0), Measured(point(0.2), 30.0, 40.0)
+    assert select([cheap, dear], plain) == {"within_one_point": cheap, "most_robust": dear}
+    assert select([dear], plain) == {"within_one_point": None, "most_robust": dear}
 
 
 def test_a_point_that_diverges_is_measured_as_always_wrong(tmp_path: Path) -> None:

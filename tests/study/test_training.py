@@ -16,7 +16,11 @@ from wassersmooth.study.runs import Run
 from wassersmooth.study.training import TrainingState, _require_finite, training
 
 PENALTIES = ["none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=2", "uniform:eta=0.3,radius=1,mass=0.1"]
+PENALTIES += ["dual-norm:eta=0.2", "wasserstein+l2-adversarial:eta=0.2,radius=1,epsilon=0.1"]
+PENALTIES += ["euclidean+wasserstein-adversarial:eta=0.1,radius=1,epsilon=0.1"]
 OTHERS = ["euclidean-noise:eta=0.05", "wasserstein-noise:eta=0.05,radius=1", "adversarial:eta=0.02"]
+OTHERS += ["l2-adversarial:eta=0.1", "pgd7:eta=0.02", "wasserstein-adversarial:eta=0.1,radius=1"]
+SIGNED = ["tikhonov:eta=0.2,radius=1", "tikhonov-euclidean:eta=0.1"]  # a Laplacian may be negative
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
@@ -27,13 +31,16 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)
 
 
-@pytest.mark.parametrize("regularizer", PENALTIES + OTHERS)
+@pytest.mark.parametrize("regularizer", PENALTIES + OTHERS + SIGNED)
 def test_every_regularizer_trains(tmp_path: Path, regularizer: str) -> None:
     run, loaded = tiny_run(tmp_path, regularizers=(regularizer,), epochs=8)
     train_to_the_end(run, loaded)
     rows = run.metrics()
     assert rows[-1]["loss"] < 0.7 * rows[0]["loss"]
-    assert (rows[-1]["penalty"] > 0) == (regularizer in PENALTIES[1:])
+    if regularizer in SIGNED:
+        assert rows[-1]["penalty"] != 0
+    else:
+        assert (rows[-1]["penalty"] > 0) == (regularizer in PENALTIES[1:])
 
 
 def test_the_rate_falls_at_the_milestones(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,16 @@ from wassersmooth.robustness.intervals import bootstrap, wilson
 from wassersmooth.robustness.masking import MaskingChecks, answers_at_random
 from wassersmooth.robustness.measurement import Measurement
 from wassersmooth.robustness.report import Entry, Flips, Report
-from wassersmooth.robustness.suites import LIMITS, SUITES, Limits, rows
-from wassersmooth.robustness.translations import AXES, label_flips
+from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, LIMITS, SUITES, WITH_AUTOATTACK, Limits, Row, rows
+from wassersmooth.robustness.translations import AXES, label_changes
 
 Progress = Callable[[int, int, str], None]  # (measures done, measures in all, name of the next one)
 
+# Results by image, under names that say what was measured: a store that outlives the process makes evaluate() go on.
+Memory = MutableMapping[str, Tensor]
+
 LONGEST_REACH = 16  # the paper's
+SHORTER_REACHES = (2, 4, 6, 8, 10, 12, 14)
 
 
 def evaluate(
@@ -30,6 +34,8 @@ def evaluate(
     suite: str = "standard",
     progress: Progress | None = None,
     generator: torch.Generator | None = None,
+    autoattack_images: int = AUTOATTACK_IMAGES,
+    memory: Memory | None = None,
 ) -> Report:
     """How robust a classifier is, in which units, and whether the numbers can be trusted.
 
@@ -40,30 +46,45 @@ def evaluate(
             (:class:`wassersmooth.Normalized`), attacks are run in normalized units too.
         images, labels: what to measure on, where the model is. # shape: (B, C, H, W) and (B,)
         suite: ``"quick"`` (under a minute on a CPU for a small model; at most 200 images), ``"paper"`` (the paper's two
-            tables), ``"standard"`` (adds margin-loss, L2 and Wasserstein attacks, noise, deformations) or ``"full"`` (adds
-            AutoAttack, from the extra ``attacks``, and common corruptions).
+            tables), ``"publication"`` (adds AutoAttack at 8/255 and 2/255, from the extra ``attacks``), ``"standard"`` (the
+            paper's with margin-loss, L2 and Wasserstein attacks, noise, deformations), ``"frontier"`` (of these, one row
+            for each threat) or ``"full"`` (the standard one with AutoAttack and common corruptions).
         progress: called as ``progress(done, total, name)`` before each measure and once at the end.
         generator: where the seed of everything random comes from; without one, the global random state, which is put back.
+        autoattack_images: AutoAttack, which is slow, is run on at most that many.
+        memory: rows found in it are not measured again, and new ones are put into it as they come. It must belong to this
+            model and these images.
     """
     _checks.choice("suite", suite, SUITES)
     _checks.batch("images", images)
     _checks.class_labels(labels, images)
     _checks.model_on(model, images)
     _checks.pixels("images", images)
-    if suite == "full":
+    _checks.positive_integer("autoattack_images", autoattack_images)
+    if suite in WITH_AUTOATTACK:
         autoattack.require_package()  # before hours of work, not after them
     with attacked(model, images) as inner:
         inner.eval()
         device = "cpu" if generator is None else generator.device
         seed = int(torch.randint(0, 2**31, (), device=device, generator=generator))
-        return _Evaluation(inner, images, labels, suite, seed, progress).run()
+        found = {} if memory is None else memory
+        return _Evaluation(inner, images, labels, suite, seed, progress, autoattack_images, found).run()
 
 
 class _Evaluation:
     def __init__(
-        self, model: nn.Module, images: Tensor, labels: Tensor, suite: str, seed: int, progress: Progress | None
+        self,
+        model: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        suite: str,
+        seed: int,
+        progress: Progress | None,
+        autoattack_images: int,
+        memory: Memory,
     ) -> None:
         self.model, self.suite, self.seed = model, suite, seed
+        self.autoattack_images, self.memory = autoattack_images, memory
         self.progress = progress or (lambda done, total, name: None)
         self.limits: Limits = LIMITS[suite]
         self.measurement = Measurement(model, images, labels, seed)
@@ -72,7 +93,7 @@ class _Evaluation:
         findings = answers_at_random(self.measurement, self.limits.probes)
         normalization = find_normalization(self.model)
         size = (self.measurement.images.shape[-2], self.measurement.images.shape[-1])
-        plan = rows(self.suite, size, normalization is not None, random=bool(findings))
+        plan = rows(self.suite, size, normalization is not None, bool(findings), self.autoattack_images)
         axes = [axis for axis, pixels in zip(AXES, reversed(size), strict=True) if pixels > 1]  # one pixel cannot move
         total = len(plan) + len(axes) + 1
 
@@ -80,9 +101,9 @@ class _Evaluation:
         entries = []
         for done, row in enumerate(plan):
             self.progress(done, total, row.name)
-            table[row.name] = self.measurement.wrong(row.name, row.perturb, self.limits.images)
+            table[row.name] = self._wrong(row)
             entries.append(_entry(row.name, table[row.name], row.description, row.epsilon, row.units, row.norm))
-        translations = []
+        translations: list[list[Flips]] = []
         for done, axis in enumerate(axes, len(plan)):
             self.progress(done, total, f"flips_{axis}")
             translations.append(self._flips(axis))
@@ -92,19 +113,43 @@ class _Evaluation:
         self.progress(total, total, "done")
         probes = tuple(_entry(name, wrong, checks.descriptions[name]) for name, wrong in checks.probes.items())
         std = None if normalization is None else tuple(normalization.std.flatten().tolist())
-        return Report(self.suite, self.seed, tuple(entries), probes, tuple(translations), findings, std)
+        longest, shorter = (tuple(part) for part in ([f[-1] for f in translations], [g for f in translations for g in f[:-1]]))
+        return Report(self.suite, self.seed, tuple(entries), probes, longest, findings, std, shorter)
 
-    def _flips(self, axis: str) -> Flips:
+    def _wrong(self, row: Row) -> Tensor:
+        limit = min(row.images or len(self.measurement.images), self.limits.images or len(self.measurement.images))
+        return self._remembered(
+            f"{row.name} {row.description}", limit, lambda: self.measurement.wrong(row.name, row.perturb, limit)
+        )
+
+    def _flips(self, axis: str) -> list[Flips]:
+        """The flips within each reach, the longest last."""
         height, width = self.measurement.images.shape[-2:]
         reach = min(LONGEST_REACH, (width if axis == "horizontal" else height) // 2)
 
-        def count(images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-            return label_flips(self.model, images, axis, reach)  # type: ignore[arg-type]
+        def ask(images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+            return label_changes(self.model, images, axis, reach)  # type: ignore[arg-type]
 
-        flips = self.measurement.collect(f"flips_{axis}", count, self.limits.flips).double()
+        changes = self._remembered(
+            f"flips_{axis} reach {reach}",
+            self.limits.flips,
+            lambda: self.measurement.collect(f"flips_{axis}", ask, self.limits.flips),
+        )
+        return [self._within(axis, changes, r) for r in (*(r for r in SHORTER_REACHES if r < reach), reach)]
+
+    def _within(self, axis: str, changes: Tensor, reach: int) -> Flips:
+        middle = changes.shape[1] // 2
+        flips = changes[:, middle - reach : middle + reach].sum(1).double()
         resampling = torch.Generator().manual_seed(self.measurement.seed_of(f"bootstrap {axis}"))
         low, high = bootstrap(flips, resampling)
         return Flips(axis, flips.mean().item(), low, high, len(flips), reach)
+
+    def _remembered(self, what: str, limit: int, measure: Callable[[], Tensor]) -> Tensor:
+        """Everything that decides a result is in its name, but the model and the images: the memory belongs to those."""
+        name = f"{what}, seed {self.seed}, {min(limit, len(self.measurement.images))} of {len(self.measurement.images)} images"
+        if name not in self.memory:
+            self.memory[name] = measure()
+        return self.memory[name]
 
 
 def _entry(name: str, wrong: Tensor, description: str, epsilon: float | None = None, units: str = "", norm: str = "") -> Entry:

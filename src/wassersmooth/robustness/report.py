@@ -46,6 +46,7 @@ class Report:
         probes: errors of the attacks that only the masking checks ran.
         translations: the flips along both axes.
         masking: the findings, empty where there are none.
+        shorter: the flips within shorter reaches, cut out of the same translations.
         std: of the model's normalization, one per channel: divide a pixel epsilon by it to get a normalized one.
     """
 
@@ -56,6 +57,7 @@ class Report:
     translations: tuple[Flips, ...]
     masking: list[Finding]
     std: tuple[float, ...] | None
+    shorter: tuple[Flips, ...] = ()
 
     @property
     def errors(self) -> dict[str, float]:

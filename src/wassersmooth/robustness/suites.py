@@ -20,7 +20,11 @@ from wassersmooth.robustness.measurement import Perturbation
 
 Noise = Callable[[Tensor, float, torch.Generator], Tensor]
 
-SUITES = ("quick", "paper", "standard", "full")
+SUITES = ("quick", "paper", "publication", "standard", "frontier", "full")
+WITH_AUTOATTACK = ("publication", "full")
+AUTOATTACK_IMAGES = 1000
+# One attack for each threat, by its name in the standard suite.
+FRONTIER = ("pgd20_margin_2_pixel", "pgd20_margin_8_pixel", "pgd20_l2_0.5_pixel", "wasserstein20_0.5_unit_r2", "elastic_1.5")
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Row:
         perturb: what is done to the images.
         description: the attack's repr, or what the variation is.
         epsilon, units, norm: of the ball, for attacks: ``"pixel"``, ``"normalized"``, or the metric.
+        images: at most that many; None for as many as the suite takes.
     """
 
     name: str
@@ -40,6 +45,7 @@ class Row:
     epsilon: float | None = None
     units: str = ""
     norm: str = ""
+    images: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,27 +61,36 @@ class Limits:
 LIMITS = {
     "quick": Limits(images=200, flips=100, probes=100, square_queries=100),
     "paper": Limits(images=None, flips=1000, probes=200, square_queries=300),
+    "publication": Limits(images=None, flips=1000, probes=500, square_queries=1000),
     "standard": Limits(images=None, flips=1000, probes=200, square_queries=300),
+    "frontier": Limits(images=None, flips=1000, probes=200, square_queries=300),
     "full": Limits(images=None, flips=1000, probes=500, square_queries=1000),
 }
 
 
-def rows(suite: str, size: tuple[int, int], normalized: bool, random: bool) -> list[Row]:
+def rows(
+    suite: str, size: tuple[int, int], normalized: bool, random: bool, autoattack_images: int = AUTOATTACK_IMAGES
+) -> list[Row]:
     """The rows of a suite.
 
     Arguments:
         size: height and width of the images.
         normalized: whether the model has a visible normalization, so that attacks in its units exist.
         random: whether the model answers differently when asked twice: AutoAttack then is the version for such models.
+        autoattack_images: AutoAttack is run on at most that many.
     """
     _checks.choice("suite", suite, SUITES)
     units = ("pixel", "normalized") if normalized and suite != "quick" else ("pixel",)
     found = [Row("clean", lambda model, images, labels, generator: images, "the images as they are")]
+    if suite == "frontier":
+        return found + [row for row in _standard(*size) if row.name in FRONTIER]
     found += [row for unit in units for row in _paper(unit, suite)]
     if suite in ("standard", "full"):
         found += _standard(*size)
+    if suite in WITH_AUTOATTACK:
+        found += [_autoattack(levels, random, autoattack_images) for levels in (8, 2)]
     if suite == "full":
-        found += _full(random)
+        found += [_corruption(kind, severity) for kind in PARAMETERS for severity in SEVERITIES]
     return found
 
 
@@ -123,13 +138,9 @@ def _deformations() -> list[Row]:
     ]
 
 
-def _full(random: bool) -> list[Row]:
-    attack = AutoAttack(8 / 255, version="rand" if random else "standard")
-    found = [Row("autoattack_8_pixel", attack, repr(attack), attack.epsilon, "pixel", "linf")]
-    for kind in PARAMETERS:
-        for severity in SEVERITIES:
-            found.append(_corruption(kind, severity))
-    return found
+def _autoattack(levels: int, random: bool, images: int) -> Row:
+    attack = AutoAttack(levels / 255, version="rand" if random else "standard")
+    return Row(f"autoattack_{levels}_pixel", attack, repr(attack), attack.epsilon, "pixel", "linf", images)
 
 
 def _corruption(kind: str, severity: int) -> Row:

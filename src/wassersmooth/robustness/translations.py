@@ -48,18 +48,24 @@ def label_flips(
     Counted between adjacent frames of the ``2 * reach + 1`` shifts from ``-reach`` to ``+reach``, so 0 to ``2 * reach``. The
     model is asked in the mode it is in and left as it was found.
     """
+    return label_changes(model, images, axis, reach, padding).sum(1)
+
+
+def label_changes(
+    model: nn.Module, images: Tensor, axis: Axis = "horizontal", reach: int = 16, padding: Padding = "zeros"
+) -> Tensor:
+    """Where the predicted label changes along a translation: between each two adjacent frames of those shifts.
+
+    The inner ``2 * r`` columns are what a shorter reach ``r`` would find. # shape: (B, C, H, W) -> (B, 2 * reach) bool
+    """
     _checks.batch("images", images)
     _checks.positive_integer("reach", reach)
     _check_reach("reach", reach, images, axis)
     _checks.model_on(model, images)
-    flips = torch.zeros(len(images), dtype=torch.int64, device=images.device)
     with asked(model, images) as inner:
-        before: Tensor | None = None
-        for shift in range(-reach, reach + 1):
-            label = scores(inner, translate(images, shift, axis, padding)).argmax(1)
-            flips += 0 if before is None else label != before
-            before = label
-    return flips
+        labels = [scores(inner, translate(images, shift, axis, padding)).argmax(1) for shift in range(-reach, reach + 1)]
+    frames = torch.stack(labels, 1)  # shape: (B, 2 * reach + 1)
+    return frames[:, 1:] != frames[:, :-1]
 
 
 def _check_reach(name: str, pixels: int, images: Tensor, axis: str) -> None:

@@ -16,6 +16,10 @@ from wassersmooth.study.bench_page import write_page
 from wassersmooth.study.config import Study, with_values
 from wassersmooth.study.distributed import world
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.frontier import gather
+from wassersmooth.study.frontier_page import write_page as write_frontier_page
+from wassersmooth.study.publish import Publish
+from wassersmooth.study.published_models import as_run
 from wassersmooth.study.report import write_report
 from wassersmooth.study.runs import read_json, runs_in
 from wassersmooth.study.screen import Screen
@@ -31,7 +35,7 @@ class StudyCommand(Study):
     """What the commands that begin with a configuration share."""
 
     preset: str = "digits"
-    """Where the values come from that no flag changes: digits, mnist, cifar10-quick, cifar10-paper."""
+    """Where the values come from that no flag changes: digits, mnist, cifar10-quick, cifar10-paper, frontier."""
     config: Path | None = None
     """A TOML file with further values; its keys are the names of the flags. It goes before the preset, and flags before it."""
     output: Path | None = None
@@ -94,29 +98,40 @@ class Evaluate:
 
     wassersmooth evaluate runs/digits/none-seed0 --suite full: one run, with AutoAttack and corruptions.
 
-    Writes evaluation.json and exhibits.safetensors into each run's folder; what was measured before is not measured again.
+    wassersmooth evaluate results/models/none.safetensors: a published network, in a run folder made for it.
+
+    Writes evaluation.json and exhibits.safetensors into each run's folder; what was measured before is not measured again,
+    row by row: a killed evaluation goes on, and another suite measures only what it adds.
     """
 
     folders: Folders
-    """Run folders or study folders."""
+    """Run folders, study folders, or published models (files)."""
     suite: Suite = None
-    """quick, paper, standard, full; without it, what the run was configured with."""
+    """quick, paper, publication, standard, frontier, full; without it, what the run was configured with."""
     test_images: int | None = None
     """Measures on that many test images, chosen by content; without it, as the run was configured."""
     data_dir: Path | None = None
     """Where the data set is now, if not where it was when the run was trained."""
+    autoattack_images: int | None = None
+    """Runs AutoAttack on at most that many of them; without it, as the run was configured (1000)."""
+    pictures: bool = True
+    """Whether to collect the pictures of the report too."""
+    output: Path = Path("runs/published")
+    """Where run folders for published models are made."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1."""
 
     def __call__(self) -> None:
         if self.suite is not None and self.suite not in SUITES:
             raise StudyError(f"--suite must be one of {', '.join(SUITES)}; got {self.suite!r}; leave it out for the run's own")
-        if self.test_images is not None and self.test_images < 1:
-            raise StudyError(f"test_images must be at least 1; got {self.test_images}")
+        for name in ("test_images", "autoattack_images"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise StudyError(f"{name} must be at least 1; got {number}")
         if not self.folders:
             raise StudyError("evaluate needs the folder of a run or of a study; got none; for instance runs/digits")
-        runs = [run for folder in self.folders for run in runs_in(folder)]
-        experiment.measure(runs, Screen(), self.device, self.suite, self.test_images, self.data_dir)
+        runs = [run for path in self.folders for run in ([as_run(path, self.output)] if path.is_file() else runs_in(path))]
+        asked = (self.suite, self.test_images, self.data_dir, self.autoattack_images, self.pictures)
+        experiment.measure(runs, Screen(), self.device, *asked)
 
 
 @dataclass(frozen=True)
@@ -152,6 +167,35 @@ class Report:
     def __call__(self) -> None:
         runs_in(self.folder)
         Screen().line(f"report: {write_report(self.folder)}")
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Gathers evaluated runs into one file of rows, and writes the page and plots of clean against robust error. Never trains.
+
+    wassersmooth frontier runs/frontier runs/frontier-100: adds the runs of two studies to results/frontier.json.
+
+    wassersmooth frontier --render: the page again, from the file alone.
+
+    Give it again after more seeds or another suite: a run that is there already is replaced, what was measured of it is kept.
+    The page lies beside the file, as results/frontier.md; docs/study.md has the commands that make the runs.
+    """
+
+    folders: Folders = ()
+    """Study folders or run folders, evaluated with --suite frontier; also with publication, for AutoAttack."""
+    results: Path = Path("results/frontier.json")
+    """The file of rows."""
+    render: bool = False
+    """Reads no runs."""
+
+    def __call__(self) -> None:
+        if bool(self.folders) == self.render:
+            raise StudyError("frontier needs the folders of studies, or --render and none; for instance runs/frontier")
+        screen = Screen()
+        if not self.render:
+            screen.line(f"{self.results}: {len(gather(self.folders, self.results, screen))} rows")
+            screen.line(f"chosen: --regularizers {' '.join(read_json(self.results, 'a folder with rows')['chosen'])}")
+        screen.line(f"page: {write_frontier_page(self.results)}")
 
 
 @dataclass(frozen=True)
@@ -241,6 +285,8 @@ COMMANDS = {
     "evaluate": Evaluate,
     "sweep": Sweep,
     "report": Report,
+    "publish": Publish,
+    "frontier": Frontier,
     "bench": Bench,
     "doctor": Doctor,
 }

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from wassersmooth.robustness.suites import AUTOATTACK_IMAGES
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
 
@@ -99,10 +100,13 @@ class Machine:
 class Evaluation:
     """How the trained networks are measured, on test images."""
 
-    suite: Literal["quick", "paper", "standard", "full"] = "paper"
-    """quick, paper (its two tables in both epsilon units), standard, full (with AutoAttack and corruptions)."""
+    suite: Literal["quick", "paper", "publication", "standard", "frontier", "full"] = "paper"
+    """quick, paper (its two tables in both epsilon units), publication (with AutoAttack at 8/255 and 2/255), standard,
+    frontier (one row for each threat), full (with AutoAttack and corruptions)."""
     test_images: int | None = None
     """Measures on that many of the test images instead of all."""
+    autoattack_images: int = AUTOATTACK_IMAGES
+    """AutoAttack, which is slow, is run on at most that many of them."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,9 @@ class Study:
     machine: Machine = field(default_factory=Machine)
     evaluation: Evaluation = field(default_factory=Evaluation)
     regularizers: tuple[str, ...] = ("none",)
-    """Each as KIND:eta=...,radius=...,mass=..., such as none euclidean:eta=0.2 wasserstein:eta=0.3,radius=2."""
+    """Each as KIND:eta=...,radius=...,mass=..., such as none euclidean:eta=0.2 wasserstein:eta=0.3,radius=2. Kinds: none;
+    penalties euclidean, wasserstein, uniform, dual-norm, tikhonov, tikhonov-euclidean; euclidean-noise, wasserstein-noise;
+    attacks adversarial (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and PENALTY+ATTACK:eta=...,epsilon=..."""
     seeds: tuple[int, ...] = (0,)
     """One run for each; they decide the initial weights and the order of the images."""
 
@@ -151,6 +157,7 @@ class RunConfig:
         """What ``config.json`` holds."""
         point = {"regularizer": self.regularizer.kind, "eta": self.regularizer.eta}
         point |= {"radius": self.regularizer.radius, "mass": self.regularizer.mass}
+        point |= {"epsilon": self.regularizer.epsilon} if self.regularizer.epsilon else {}
         flat = {"preset": self.preset, **point, "seed": self.seed, **flatten(self)}
         return {key: _plain(value) for key, value in flat.items()}
 
@@ -159,7 +166,8 @@ class RunConfig:
         """The inverse of :meth:`to_flat`; ``where`` is named when the stored values make no sense."""
         values = dict(stored)
         try:
-            point = Regularizer(values.pop("regularizer"), *(values.pop(key) for key in ("eta", "radius", "mass")))
+            eta, radius, mass = (values.pop(key) for key in ("eta", "radius", "mass"))
+            point = Regularizer(values.pop("regularizer"), eta, radius, mass, values.pop("epsilon", 0.0))
             seed, preset = values.pop("seed"), values.pop("preset")
         except (KeyError, TypeError) as error:
             raise StudyError(f"{where} is not the configuration of a run: {error}; it was written by something else") from None
@@ -171,7 +179,7 @@ class RunConfig:
 # Fields that may change between the first and a later session of a run: they do not decide the weights.
 FREE_TO_CHANGE = frozenset(
     {"preset", "data_dir", "download", "device", "threads", "compile", "cuda_graph", "parallel", "suite", "test_images"}
-    | {"checkpoint_every"}
+    | {"checkpoint_every", "autoattack_images"}
 )
 
 AnyStudy = TypeVar("AnyStudy", bound=Study)
@@ -187,6 +195,13 @@ def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnySt
     """The study with some fields replaced; unknown names and values of the wrong type are refused, naming ``where``."""
     replaced: dict[str, Any] = {}
     left = dict(values)
+    searched = left.pop("sweep", None)  # a table of its own: the grid, which only a sweep has
+    if searched is not None and (grid := getattr(study, "grid", None)) is not None:
+        if unknown := sorted(set(searched) - {item.name for item in dataclasses.fields(grid)}):
+            raise StudyError(f"{where}: unknown {', '.join(map(repr, unknown))} in [sweep]; known are the flags of a grid")
+        replaced["grid"] = dataclasses.replace(
+            grid, **{key: _converted(type(grid), key, value, where) for key, value in searched.items()}
+        )
     for item in dataclasses.fields(Study):
         group = getattr(study, item.name)
         if not dataclasses.is_dataclass(group):
@@ -236,7 +251,7 @@ def _spelled(option: Any) -> str:
 def _check(study: Study) -> None:
     """What types cannot say."""
     flat = flatten(study)
-    for name in ("epochs", "batch_size", "checkpoint_every", "parallel"):
+    for name in ("epochs", "batch_size", "checkpoint_every", "parallel", "autoattack_images"):
         _require(flat[name] >= 1, name, "at least 1", flat[name])
     for name in ("threads", "patience", "train_images", "test_images", "image_size"):
         _require(flat[name] is None or flat[name] >= 1, name, "at least 1, or left out", flat[name])

@@ -45,6 +45,7 @@ class Dataset:
         train, validation, test: disjoint parts; validation may be empty.
         classes: how many.
         fingerprint: of the training and validation records, to recognize them when a run is resumed.
+        content: the same in the order of their hashes: whoever has these images has it, whatever the order of the files.
     """
 
     train: Part
@@ -52,6 +53,7 @@ class Dataset:
     test: Part
     classes: int
     fingerprint: str
+    content: str = ""
 
     @property
     def channels(self) -> int:
@@ -62,7 +64,8 @@ class Dataset:
         return int(self.train.images.shape[2]), int(self.train.images.shape[3])
 
     def to(self, device: torch.device) -> Dataset:
-        return Dataset(self.train.to(device), self.validation.to(device), self.test.to(device), self.classes, self.fingerprint)
+        train, validation, test = (part.to(device) for part in (self.train, self.validation, self.test))
+        return Dataset(train, validation, test, self.classes, self.fingerprint, self.content)
 
     def normalization(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each channel over the training images; a constant channel gets 1."""
@@ -80,9 +83,10 @@ def load(config: Data, test_images: int | None = None) -> Dataset:
     test = test.subset(test_images, config.split_seed, "test_images")
     fingerprint = train.fingerprint()
     train, validation = train.split(round(config.validation * len(train)), config.split_seed)
+    content = joined([validation, train]).fingerprint()
     if not len(train) or not len(test):
         raise StudyError(f"{config.dataset}: {len(train)} training and {len(test)} test images are left; use more images")
-    return Dataset(_part(train), _part(validation), _part(test), classes, fingerprint)
+    return Dataset(_part(train), _part(validation), _part(test), classes, fingerprint, content)
 
 
 def batches(part: Part, batch_size: int, augment: bool, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:

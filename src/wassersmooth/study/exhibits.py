@@ -99,6 +99,15 @@ def collect(
     return path
 
 
+def neighborhoods_of(images: Tensor, labels: Tensor) -> Exhibits:
+    """The paper's figure 1 alone, on images of this set: no model is needed. # shape: (B, C, H, W) in [0, 1] and (B,)"""
+    tensors: dict[str, Tensor] = {}
+    facts: dict[str, Any] = {}
+    notes: list[str] = []
+    _collect_neighborhoods(images[chosen_by_content(images, labels)[:SHOWN]], tensors, facts, notes)
+    return Exhibits(tensors, facts, tuple(notes))
+
+
 def load(path: Path) -> Exhibits:
     """Reads what :func:`collect` wrote; FileNotFoundError, or whatever a broken file raises."""
     from safetensors import safe_open

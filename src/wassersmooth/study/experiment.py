@@ -13,11 +13,13 @@ from pathlib import Path
 import torch
 
 from wassersmooth.robustness.dossier import evaluate
-from wassersmooth.study import acceleration, data, durable, exhibits, models
+from wassersmooth.robustness.suites import WITH_AUTOATTACK
+from wassersmooth.study import acceleration, data, durable, exhibits, models, provenance
 from wassersmooth.study.config import Data, Study
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World, choose_device
 from wassersmooth.study.errors import DivergedError, StudyError
+from wassersmooth.study.measured_rows import FILE, MeasuredRows
 from wassersmooth.study.runs import Run, read_json
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.training import training
@@ -55,6 +57,8 @@ def measure(
     suite: str | None = None,
     test_images: int | None = None,
     data_dir: Path | None = None,
+    autoattack_images: int | None = None,
+    pictures: bool = True,
 ) -> None:
     """Evaluates finished runs on test images; what is not given comes from each run's own configuration."""
     where = choose_device(device)
@@ -66,7 +70,8 @@ def measure(
             key = (wanted, test_images or run.config.evaluation.test_images)
             if key not in loaded:
                 loaded[key] = data.load(*key)
-            _measure_one(run, loaded[key], suite or run.config.evaluation.suite, where, screen)
+            hard = autoattack_images or run.config.evaluation.autoattack_images
+            _measure_one(run, loaded[key], suite or run.config.evaluation.suite, hard, where, screen, pictures)
     show_errors(runs, screen)
 
 
@@ -109,11 +114,16 @@ def _one_training(run: Run, loaded: Dataset, world: World, screen: Screen, diver
                 diverged.append(error)
 
 
-def _measure_one(run: Run, loaded: Dataset, suite: str, device: torch.device, screen: Screen) -> None:
+def _measure_one(
+    run: Run, loaded: Dataset, suite: str, autoattack_images: int, device: torch.device, screen: Screen, pictures: bool
+) -> None:
     model = run.load_model(loaded).to(device)
     images, labels = loaded.test.images.to(device), loaded.test.labels.to(device)
     weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
-    asked = {"suite": suite, "images": len(labels), "model_sha256": weights, "test_sha256": _fingerprint(images)}
+    subject = {"model_sha256": weights, "test_sha256": _fingerprint(images)}
+    asked: dict[str, object] = {"suite": suite, "images": len(labels), **subject}
+    if suite in WITH_AUTOATTACK:
+        asked["autoattack_images"] = autoattack_images
     path = run.folder / "evaluation.json"
     if _holds(path, asked):
         screen.line(f"{run.config.name}: measured before")
@@ -126,11 +136,14 @@ def _measure_one(run: Run, loaded: Dataset, suite: str, device: torch.device, sc
 
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     try:
-        report = evaluate(model, images, labels, suite, progress, generator)
-        exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
+        memory = MeasuredRows(run.folder / FILE, subject | {"device": device.type})
+        report = evaluate(model, images, labels, suite, progress, generator, autoattack_images, memory)
+        if pictures:
+            exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
     except ValueError as error:  # the library's own complaints are one line with a remedy already
         raise StudyError(str(error)) from error
-    durable.write_json(path, json.loads(report.to_json()) | asked)  # last: a run that has it is measured
+    evaluated = {"commit": provenance.commit(), "hardware": provenance.hardware(device)}
+    durable.write_json(path, json.loads(report.to_json()) | asked | {"evaluated": evaluated})  # last: it has been measured
 
 
 @contextmanager

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
+from wassersmooth.learning.attacked import Attack
+from wassersmooth.learning.dual_norm import DualNorm
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.terms import Objective
-from wassersmooth.robustness.attacks import FGSM
+from wassersmooth.learning.tikhonov import Tikhonov
+from wassersmooth.robustness.attacks import FGSM, PGD, WassersteinFGSM
 from wassersmooth.study.errors import StudyError
 
 KINDS = {
@@ -20,29 +23,42 @@ KINDS = {
     "euclidean": "loss + eta^2 |grad|^2",
     "wasserstein": "loss + eta^2 <grad, L(x) grad>, L(x) on a pixel graph of the given radius, plus mass * identity",
     "uniform": "as wasserstein, with x replaced by its mean: the control that does not see the image",
+    "dual-norm": "loss + eta^2 (pi/2) |grad|_1^2 / N: the penalty made against L-infinity attacks",
+    "tikhonov": "loss + (eta^2 / 2) tr(L(x) Hess loss), one random probe: the paper's theorem with its Laplacian term",
+    "tikhonov-euclidean": "the same with the identity in place of L(x)",
     "euclidean-noise": "the loss at x + eta * white noise",
     "wasserstein-noise": "the loss at x + eta * noise of covariance L(x)",
     "adversarial": "the loss at an FGSM example with epsilon = eta, in pixel units",
+    "l2-adversarial": "the loss after one L2 step of length eta",
+    "pgd7": "the loss after 7 PGD steps of eta / 4 in the L-infinity ball of eta, from a random start",
+    "wasserstein-adversarial": "the loss after one step of length eta in the Wasserstein metric, in closed form",
 }
-ON_A_GRAPH = ("wasserstein", "uniform", "wasserstein-noise")
+ON_A_GRAPH = ("wasserstein", "uniform", "tikhonov", "wasserstein-noise", "wasserstein-adversarial")
+PENALTIES = ("euclidean", "wasserstein", "uniform", "dual-norm")
+ATTACKS = ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial")
 
 
 @dataclass(frozen=True)
 class Regularizer:
-    """One point of a study. ``str()`` and :meth:`parse` are inverses: ``wasserstein:eta=0.3,radius=2``."""
+    """One point of a study. ``str()`` and :meth:`parse` are inverses: ``wasserstein:eta=0.3,radius=2``.
+
+    ``PENALTY+ATTACK`` is a kind too: the penalty of strength eta, taken at images attacked with epsilon.
+    """
 
     kind: str
     eta: float = 0.0
     radius: int = 0
     mass: float = 0.0
+    epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise StudyError(f"regularizer must be one of {', '.join(KINDS)}; got {self.kind!r}")
-        for name, value in (("eta", self.eta), ("mass", self.mass)):
+        if self.kind not in KINDS and not (self.parts[0] in PENALTIES and self.parts[1] in ATTACKS):
+            joined = f"or PENALTY+ATTACK of {', '.join(PENALTIES)} and {', '.join(ATTACKS)}"
+            raise StudyError(f"regularizer must be one of {', '.join(KINDS)}; {joined}; got {self.kind!r}")
+        for name, value in (("eta", self.eta), ("mass", self.mass), ("epsilon", self.epsilon)):
             if not 0 <= value < math.inf:
                 raise StudyError(f"{name} must be a finite number of at least 0; got {value:g} in {self}")
-        on_graph = self.kind in ON_A_GRAPH
+        on_graph = any(part in ON_A_GRAPH for part in self.parts)
         if on_graph and self.radius < 1:
             raise StudyError(f"{self.kind} needs a radius of at least 1 pixel; got {self}; write {self.kind}:eta=0.3,radius=2")
         if not on_graph and (self.radius or self.mass):
@@ -51,17 +67,30 @@ class Regularizer:
             raise StudyError(
                 f"eta is positive for every regularizer but none; got {self}; write for example {self.kind}:eta=0.3"
             )
+        if bool(self.parts[1]) != (self.epsilon > 0):
+            raise StudyError(
+                f"epsilon is the size of the attack in PENALTY+ATTACK, positive there and nowhere else; got {self}; "
+                "write for example wasserstein+l2-adversarial:eta=0.3,radius=2,epsilon=0.25"
+            )
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The kind, or the penalty, and the attack that it is taken under, if any."""
+        first, _, second = self.kind.partition("+")
+        return first, second
 
     @classmethod
     def parse(cls, text: str) -> Regularizer:
-        """Reads ``kind`` or ``kind:eta=...,radius=...,mass=...``."""
+        """Reads ``kind`` or ``kind:eta=...,radius=...,mass=...,epsilon=...``."""
         kind, _, rest = text.partition(":")
-        readers = {"eta": float, "radius": int, "mass": float}
+        readers = {"eta": float, "radius": int, "mass": float, "epsilon": float}
         values: dict[str, float] = {}
         for part in filter(None, rest.split(",")):
             name, _, number = part.partition("=")
             if name not in readers or name in values:
-                raise StudyError(f"a regularizer is KIND:eta=NUMBER,radius=PIXELS,mass=NUMBER, each once; got {text!r}")
+                raise StudyError(
+                    f"a regularizer is KIND:eta=NUMBER,radius=PIXELS,mass=NUMBER,epsilon=NUMBER, each once; got {text!r}"
+                )
             try:
                 values[name] = readers[name](number)
             except ValueError:
@@ -82,9 +111,9 @@ class Regularizer:
 
     def metric(self, height: int, width: int) -> Metric:
         """The metric it penalizes in; Euclidean where there is no graph."""
-        if self.kind not in ON_A_GRAPH:
+        if self.parts[0] not in ON_A_GRAPH:
             return Euclidean()
-        return Wasserstein(PixelGraph.grid(height, width, self.radius), mass=self.mass, uniform=self.kind == "uniform")
+        return Wasserstein(PixelGraph.grid(height, width, self.radius), mass=self.mass, uniform=self.parts[0] == "uniform")
 
     def objective(self, size: tuple[int, int], engine: str, eta: float | Tensor | None = None) -> Objective:
         """What is minimized.
@@ -92,14 +121,28 @@ class Regularizer:
         Arguments:
             size: height and width of the images.
             engine: how a gradient penalty is differentiated.
-            eta: in place of this regularizer's own, such as a tensor that a ramp fills epoch by epoch.
+            eta: in place of this regularizer's own, such as a tensor that a ramp fills epoch by epoch. Attacks keep theirs.
         """
         strength = self.eta if eta is None else eta
-        if self.kind == "none":
+        kind, under = self.parts
+        if kind == "none":
             return Plain()
-        if self.kind == "adversarial":
-            return AdversarialTraining(FGSM(self.eta))
+        if kind in ATTACKS:
+            return AdversarialTraining(self._attack(kind, self.eta, size))
         metric = self.metric(*size)
-        return (
-            NoisyInputs(metric, strength) if self.kind.endswith("-noise") else GradientPenalty(metric, strength, engine=engine)
-        )
+        if kind.startswith("tikhonov"):
+            return Tikhonov(metric, strength)
+        if kind.endswith("-noise"):
+            return NoisyInputs(metric, strength)
+        penalty = GradientPenalty(DualNorm() if kind == "dual-norm" else metric, strength, engine=engine)
+        return AdversarialTraining(self._attack(under, self.epsilon, size), penalty=penalty) if under else penalty
+
+    def _attack(self, kind: str, epsilon: float, size: tuple[int, int]) -> Attack:
+        if kind == "adversarial":
+            return FGSM(epsilon)
+        if kind == "pgd7":
+            return PGD(epsilon, epsilon / 4, 7)
+        if kind == "l2-adversarial":
+            return PGD(epsilon, epsilon, 1, norm="l2", random_start=False)
+        metric = Wasserstein(PixelGraph.grid(*size, self.radius), mass=self.mass)
+        return WassersteinFGSM(metric, epsilon, limited=bool(self.parts[1]))  # the closed form may leave [0, 1]

@@ -21,7 +21,7 @@ REMEDIES = {
 
 KINDS = ("none", "euclidean", "wasserstein")  # the paper's three, in its order; everything else comes after them
 TITLES = {"none": "None", "euclidean": "Euclidean", "wasserstein": "Wasserstein", "uniform": "Image-independent"}
-POINT = ("regularizer", "eta", "radius", "mass")  # what a study varies on purpose
+POINT = ("regularizer", "eta", "radius", "mass", "epsilon")  # what a study varies on purpose
 NOT_THE_EXPERIMENT = FREE_TO_CHANGE | {"seed"}  # runs that differ in these alone are one experiment, repeated
 
 
@@ -146,10 +146,11 @@ def _what_differs(runs: list[Run]) -> list[str]:
 
 def _detail(run: Run, apart: list[str]) -> str:
     """The strength of a penalty, and what else sets this group apart from the others."""
-    eta, radius, mass = (number(run.setting(key)) for key in ("eta", "radius", "mass"))
+    eta, radius, mass, epsilon = (number(run.setting(key)) for key in POINT[1:])
     parts = [f"η = {eta:.4g}"] if eta else []
     parts += [f"radius {radius:g}"] if radius else []
     parts += [f"mass {mass:g}"] if mass else []
+    parts += [f"ε = {epsilon:g}"] if epsilon else []
     parts += [f"{key.replace('_', ' ')} {run.config.get(key)}" for key in apart]
     return ", ".join(parts)
 

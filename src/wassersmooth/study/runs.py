@@ -102,7 +102,7 @@ class Run:
         """Provenance, then the result itself."""
         seconds = sum(row["seconds"] for row in self.metrics())
         durable.write_json(self.folder / "provenance.json", facts | {"seed": self.config.seed, "seconds": round(seconds, 3)})
-        known: dict[str, Any] = {"config": self.config.to_flat(), "data": data.fingerprint}
+        known: dict[str, Any] = {"config": self.config.to_flat(), "data": data.fingerprint, "content": data.content}
         known |= {"channels": data.channels, "height": data.size[0], "width": data.size[1], "classes": data.classes}
         checkpoints.save(self.folder / "model.safetensors", model.state_dict(), known)
 
@@ -111,22 +111,34 @@ class Run:
         path = self.folder / "model.safetensors"
         if not path.exists():
             raise StudyError(f"{self.folder} has no model.safetensors: the run is not finished; give its train command again")
-        stored: Stored = checkpoints.load(path)
-        if not {"channels", "classes"} <= stored.facts.keys():
-            raise StudyError(
-                f"{path} is not a trained model: it names no channels and classes, as a checkpoint does not; expected what "
-                "train wrote last; move it away and give the train command again"
-            )
-        channels, classes = stored.facts["channels"], stored.facts["classes"]
-        # Runs of earlier versions do not name their data.
-        if data is not None and stored.facts.get("data", data.fingerprint) != data.fingerprint:
+        stored = read_model(path)
+        # Runs of earlier versions do not name their data, or only in the order of its files.
+        named = {stored.facts[key] for key in ("data", "content") if key in stored.facts}
+        if data is not None and named and not named & {data.fingerprint, data.content}:
             raise StudyError(
                 f"{path} belongs to other training images than {self.config.data.dataset} holds now; expected the run's own "
                 "data; restore them, say where they are with --data-dir, or train again in another --output"
             )
-        model = models.build(self.config.model, channels, classes, [0.0] * channels, [1.0] * channels, seed=0)
-        checkpoints.load_into(model, stored.tensors, path)
-        return model.eval()
+        return build_model(self.config, stored, path)
+
+
+def read_model(path: Path) -> Stored:
+    """A trained model's file: weights, and facts with its configuration and the images it takes."""
+    stored: Stored = checkpoints.load(path)
+    if not {"channels", "classes"} <= stored.facts.keys():
+        raise StudyError(
+            f"{path} is not a trained model: it names no channels and classes, as a checkpoint does not; expected what "
+            "train wrote last; move it away and give the train command again"
+        )
+    return stored
+
+
+def build_model(config: RunConfig, stored: Stored, path: Path) -> Normalized:
+    """The trained network in eval mode, on the CPU."""
+    channels, classes = stored.facts["channels"], stored.facts["classes"]
+    model = models.build(config.model, channels, classes, [0.0] * channels, [1.0] * channels, seed=0)
+    checkpoints.load_into(model, stored.tensors, path)
+    return model.eval()
 
 
 def runs_in(folder: Path) -> list[Run]:

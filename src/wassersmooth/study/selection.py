@@ -1,4 +1,4 @@
-"""The rule by which a sweep chooses, in one place: the best robust error among the points that cost nearly no clean error."""
+"""The rules by which a point of a sweep is chosen, in one place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
 
-TOLERANCE = 1.0  # points of clean error above the best that a choice may cost
+TOLERANCE = 1.0  # points of clean error that a choice may cost
+WITHIN_ONE_POINT, MOST_ROBUST = "within_one_point", "most_robust"
+SELECTIONS = {
+    WITHIN_ONE_POINT: "the best robust error with clean error within one point of the unregularized network",
+    MOST_ROBUST: "the best robust error, whatever it costs",
+}
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,26 @@ def choose(measured: Sequence[Measured]) -> Measured:
 
     Ties go to the lower clean error, then to the smaller eta, radius and mass.
     """
-    if not measured:
-        raise StudyError("no point of the grid was measured, so there is nothing to choose from")
-    limit = min(m.clean for m in measured) + TOLERANCE
+    _require_some(measured)
+    return _lowest(measured, min(m.clean for m in measured) + TOLERANCE)
+
+
+def select(measured: Sequence[Measured], unregularized: Measured) -> dict[str, Measured | None]:
+    """The choice by each of the named rules; None where no point is within one point of the unregularized network."""
+    _require_some(measured)
+    limit = unregularized.clean + TOLERANCE
+    affordable = any(m.clean <= limit for m in measured)
+    return {
+        WITHIN_ONE_POINT: _lowest(measured, limit) if affordable else None,
+        MOST_ROBUST: _lowest(measured, max(m.clean for m in measured)),
+    }
+
+
+def _lowest(measured: Sequence[Measured], limit: float) -> Measured:
     affordable = [m for m in measured if m.clean <= limit]
     return min(affordable, key=lambda m: (m.robust, m.clean, m.point.eta, m.point.radius, m.point.mass))
+
+
+def _require_some(measured: Sequence[Measured]) -> None:
+    if not measured:
+        raise StudyError("no point of the grid was measured, so there is nothing to choose from")

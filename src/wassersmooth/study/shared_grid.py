@@ -73,8 +73,11 @@ class SharedGrid:
             found.setdefault(point, Measured(point, attributes["clean"], attributes["robust"], attributes["seeds"]))
         return [found[point] for point in self.points if point in found]
 
-    def next_trial(self, screen: Screen) -> optuna.Trial | None:
-        """A point that nobody has measured or is measuring; waits while others work on the last ones; None at the end."""
+    def next_trial(self, screen: Screen, wait: bool = True) -> optuna.Trial | None:
+        """A point that nobody has measured or is measuring; waits while others work on the last ones; None at the end.
+
+        Without ``wait``: None also where all that is left is being worked on, perhaps by this worker itself.
+        """
         waited = False
         while True:
             self._take_up_lost_points()
@@ -83,6 +86,8 @@ class SharedGrid:
             if not missing:
                 return None
             if missing <= busy:
+                if not wait:
+                    return None
                 if not waited:
                     screen.line(f"waiting for {len(missing)} points that other workers have")
                 waited = True

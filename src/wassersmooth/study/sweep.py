@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,15 @@ from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
 from wassersmooth.study.errors import DivergedError, StudyError
 from wassersmooth.study.regularizers import ON_A_GRAPH, Regularizer
-from wassersmooth.study.runs import Run
+from wassersmooth.study.runs import Run, read_json
 from wassersmooth.study.screen import Screen
-from wassersmooth.study.selection import Measured, choose
+from wassersmooth.study.selection import TOLERANCE, Measured, choose, select
 from wassersmooth.study.shared_grid import SharedGrid
 from wassersmooth.study.training import training
 
 ATTACK = IFGSM(8 / 255, 2 / 255, 20)
 IMAGES = 2000  # of the validation split, at most
+UNREGULARIZED = Regularizer("none")
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,10 @@ class Grid:
 
 
 def sweep(study: Study, grid: Grid, preset: str, folder: Path, world: World, screen: Screen) -> Regularizer:
-    """Works on the grid until every point is measured, here or by another worker, and returns the choice."""
+    """Works on the grid until every point is measured, here or by another worker, and returns the choice.
+
+    The unregularized network is measured with it: the selections by name compare with that.
+    """
     points = grid.points()
     heatmap.require_package()
     if world.size > 1:
@@ -61,51 +67,107 @@ def sweep(study: Study, grid: Grid, preset: str, folder: Path, world: World, scr
         raise StudyError("sweep chooses on the validation split; got validation=0; choose a part such as --validation 0.1")
     acceleration.apply_settings(study.machine)
     durable.make_folder(folder)
-    storage = grid.storage or str(folder / "sweep.journal")
-    shared = SharedGrid(points, f"{preset}-{grid.regularizer}", storage, grid.grace, _recipe(study, preset))
+    storage, recipe = grid.storage or str(folder / "sweep.journal"), _recipe(study, preset)
+    plain = SharedGrid([UNREGULARIZED], f"{preset}-none", storage, grid.grace, recipe)
+    shared = SharedGrid(points, f"{preset}-{grid.regularizer}", storage, grid.grace, recipe)
     loaded = data.load(study.data).to(world.device)
     models.require_fitting(study.model, loaded)
     screen.line(f"sweep of {len(points)} points in {folder}; {len(shared.measured())} are measured already")
-    while (trial := shared.next_trial(screen)) is not None:
-        point = shared.point_of(trial)
-        with shared.alive(trial):
-            result = _measure(study, point, preset, folder, loaded, world, screen)
-        shared.finish(trial, result)
-        screen.line(f"{point}: clean {result.clean:.2f} %, robust {result.robust:.2f} % on the validation split")
-    found = shared.measured()
-    best = choose(found)
-    durable.write_json(
-        folder / "sweep.json", {"chosen": dataclasses.asdict(best), "points": [dataclasses.asdict(m) for m in found]}
+    while batch := _next_batch((plain, shared), study.machine.parallel, screen):
+        with ExitStack() as stack:
+            for owner, trial in batch:
+                stack.enter_context(owner.alive(trial))
+            found = _measure(study, [owner.point_of(trial) for owner, trial in batch], preset, folder, loaded, world, screen)
+        for (owner, trial), result in zip(batch, found, strict=True):
+            owner.finish(trial, result)
+            screen.line(f"{result.point}: clean {result.clean:.2f} %, robust {result.robust:.2f} % on the validation split")
+    return _conclude(shared.measured(), plain.measured()[0], recipe, folder, screen)
+
+
+def _next_batch(grids: Sequence[SharedGrid], count: int, screen: Screen) -> list[tuple[SharedGrid, Any]]:
+    """Points to work on at a time; waits for other workers only where nothing else is left; none at the end."""
+    batch: list[tuple[SharedGrid, Any]] = []
+    for grid in grids:
+        while len(batch) < count and (trial := grid.next_trial(screen, wait=False)) is not None:
+            batch.append((grid, trial))
+    for grid in grids if not batch else ():
+        if (trial := grid.next_trial(screen)) is not None:
+            return [(grid, trial)]
+    return batch
+
+
+def _conclude(
+    found: list[Measured], unregularized: Measured, recipe: dict[str, Any], folder: Path, screen: Screen
+) -> Regularizer:
+    """Writes what was found and chosen; searches of other kinds in the same folder stay."""
+    best, selected = choose(found), select(found, unregularized)
+    kind, path = best.point.kind, folder / "sweep.json"
+    search = {
+        "unregularized": dataclasses.asdict(unregularized),
+        "selected": {rule: None if m is None else dataclasses.asdict(m) for rule, m in selected.items()},
+        "points": [dataclasses.asdict(m) for m in found],
+        "attack": repr(ATTACK),
+        "recipe": recipe,
+    }
+    searches = (read_json(path, "a sweep").get("searches", {}) if path.exists() else {}) | {kind: search}
+    by_rule = {rule: {kind: searches[kind]["selected"][rule] for kind in searches} for rule in selected}
+    chosen = {"chosen": dataclasses.asdict(best), "selected": by_rule}
+    durable.write_json(path, chosen | {"points": search["points"], "searches": searches})
+    points = [Regularizer(**one["point"]) for kinds in by_rule.values() for one in kinds.values() if one is not None]
+    listed = ", ".join(f'"{point}"' for point in dict.fromkeys((UNREGULARIZED, *points)))
+    durable.write(
+        folder / "selected.toml", f"# What the sweep selected, for train --config.\nregularizers = [{listed}]\n".encode()
     )
+    marks = {m: [rule for rule, one in selected.items() if one == m] + ["chosen"] * (m == best) for m in found}
     screen.table(
         "Validation error in percent",
         ["point", "clean", "robust", ""],
-        [[str(m.point), f"{m.clean:.2f}", f"{m.robust:.2f}", "chosen" if m == best else ""] for m in found],
+        [[str(m.point), f"{m.clean:.2f}", f"{m.robust:.2f}", ", ".join(marks.get(m, []))] for m in [unregularized, *found]],
     )
     screen.line(f"heat map: {heatmap.draw(found, best, folder / 'heatmap.png')}")
     screen.line(f"chosen: --regularizers {best.point}")
+    for rule, one in selected.items():
+        none = f"no point is within {TOLERANCE:g} point of the unregularized network; add smaller --etas"
+        screen.line(f"{rule}: {none if one is None else f'--regularizers {one.point}'}")
     return best.point
 
 
 def _measure(
-    study: Study, point: Regularizer, preset: str, folder: Path, loaded: Dataset, world: World, screen: Screen
-) -> Measured:
-    """A point trained with every seed and attacked on the validation split; one that diverges counts as always wrong."""
-    template = dataclasses.replace(study, regularizers=(str(point),)).runs(preset)
-    errors = [_measure_run(config, folder, loaded, world, screen) for config in template]
-    clean, robust = (sum(column) / len(errors) for column in zip(*errors, strict=True))
-    return Measured(point, clean, robust, len(errors))
+    study: Study, points: Sequence[Regularizer], preset: str, folder: Path, loaded: Dataset, world: World, screen: Screen
+) -> list[Measured]:
+    """Points trained side by side with every seed, and attacked on the validation split."""
+    runs: list[list[Run]] = []
+    for point in points:
+        configs = dataclasses.replace(study, regularizers=(str(point),)).runs(preset)
+        runs.append([Run.of(folder, _one_at_a_time(config)) for config in configs])
+    diverged: list[Run] = []
+    trainings = [_training(run, loaded, world, screen, diverged) for group in runs for run in group]
+    acceleration.take_turns(trainings, world.device, study.machine.parallel)
+    found = []
+    for point, group in zip(points, runs, strict=True):
+        errors = [(100.0, 100.0) if run in diverged else _errors(run, loaded, world) for run in group]
+        clean, robust = (sum(column) / len(errors) for column in zip(*errors, strict=True))
+        found.append(Measured(point, clean, robust, len(errors)))
+    return found
 
 
-def _measure_run(config: RunConfig, folder: Path, loaded: Dataset, world: World, screen: Screen) -> tuple[float, float]:
-    run = Run.of(folder, dataclasses.replace(config, machine=dataclasses.replace(config.machine, parallel=1)))
+def _one_at_a_time(config: RunConfig) -> RunConfig:
+    return dataclasses.replace(config, machine=dataclasses.replace(config.machine, parallel=1))
+
+
+def _training(run: Run, loaded: Dataset, world: World, screen: Screen, diverged: list[Run]) -> Iterator[None]:
+    """One that diverges is noted, and counts as always wrong."""
     with run.claimed():
         try:
             if not run.finished:
-                acceleration.take_turns([training(run, loaded, world, screen)], world.device, 1)
+                yield from training(run, loaded, world, screen)
         except DivergedError as error:
             screen.line(str(error))
-            return 100.0, 100.0
+            diverged.append(run)
+
+
+def _errors(run: Run, loaded: Dataset, world: World) -> tuple[float, float]:
+    """Clean and robust error on the validation split, in percent."""
     model = run.load_model().to(world.device)
     part = loaded.validation
     measurement = Measurement(model, part.images[:IMAGES], part.labels[:IMAGES], seed=0)

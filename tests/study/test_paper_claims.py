@@ -1,0 +1,105 @@
+"""The paper's claims against rows whose numbers are known: every verdict can be reached, and the reasons are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from study.fake_publication import fake_row, fake_rows
+
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.paper_claims import CLAIMS, FAILS, HOLDS, ONLY_NORMALIZED, UNKNOWN, Outcome, outcomes
+from wassersmooth.study.paper_results import REGULARIZERS, Results
+
+WITHIN = "within_one_point"
+
+
+def judged(rows: list[dict[str, Any]], name: str) -> Outcome:
+    return next(outcome for outcome in outcomes(Results.of(rows), WITHIN) if outcome.claim.name == name)
+
+
+def with_errors(name: str, *values: float) -> list[dict[str, Any]]:
+    """Three seeds, 0.1 apart, around a number for each regularizer."""
+    return [
+        fake_row(kind, seed, errors={name: value + 0.1 * seed})
+        for kind, value in zip(REGULARIZERS, values, strict=True)
+        for seed in range(3)
+    ]
+
+
+def test_the_paper_s_own_numbers_hold_in_normalized_units_only() -> None:
+    found = {outcome.claim.name: outcome.verdict for outcome in outcomes(Results.of(fake_rows()), WITHIN)}
+    assert found == {
+        "clean": HOLDS,
+        "fgsm_8": ONLY_NORMALIZED,
+        "fgsm_25": ONLY_NORMALIZED,
+        "ifgsm20_8": ONLY_NORMALIZED,
+        "horizontal": HOLDS,
+        "vertical": HOLDS,
+    }
+    assert [claim.name for claim in CLAIMS] == list(found)
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ((82.0, 31.0, 30.0), HOLDS),
+        ((82.0, 30.0, 31.0), ONLY_NORMALIZED),  # the wrong way round in pixels
+        ((82.0, 31.0, 30.95), ONLY_NORMALIZED),  # within chance
+        ((30.0, 31.0, 29.0), ONLY_NORMALIZED),  # Euclidean does not help
+        ((82.0, 80.0, 70.0), ONLY_NORMALIZED),  # the right order, and a quarter of the fall
+    ],
+)
+def test_a_row_holds_where_order_and_size_do(values: tuple[float, float, float], verdict: str) -> None:
+    assert judged(with_errors("fgsm_8_pixel", *values), "fgsm_8").verdict == verdict
+
+
+def test_a_row_that_holds_in_no_units() -> None:
+    outcome = judged(with_errors("fgsm_8_normalized", 82.0, 31.0, 31.0), "fgsm_8")
+    assert outcome.verdict == FAILS
+    pixel, normalized = outcome.trials
+    assert (pixel.protects, pixel.better, pixel.setting) == (True, True, "pixel")
+    assert (normalized.protects, normalized.better) == (True, False)
+    assert normalized.share == pytest.approx(51 / 52.02)
+    assert "Wasserstein 0.0 below Euclidean, within chance" in normalized.evidence
+    assert "(paper 82.2 / 31.1 / 30.2)" in normalized.evidence
+
+
+def test_one_seed_needs_disjoint_intervals() -> None:
+    near = [fake_row(k, errors={"clean": v}) for k, v in zip(REGULARIZERS, (16.0, 15.0, 14.0), strict=True)]
+    assert judged(near, "clean").verdict == FAILS  # intervals of 0.8 to each side touch
+    far = [fake_row(k, errors={"clean": v}) for k, v in zip(REGULARIZERS, (18.0, 16.0, 14.0), strict=True)]
+    assert judged(far, "clean").verdict == HOLDS
+
+
+def test_the_paper_s_number_inside_an_interval_is_said() -> None:
+    trial = judged(with_errors("clean", 16.2, 15.5, 10.0), "clean").trials[0]
+    assert trial.inside == ["none", "euclidean"]
+
+
+def test_flips_are_asked_where_the_unregularized_network_is_nearest_to_the_paper() -> None:
+    results = Results.of(fake_rows())
+    assert results.nearest_reach(WITHIN) == 12
+    assert [trial.setting for trial in judged(fake_rows(), "vertical").trials] == ["reach 12", "reach 16"]
+
+
+def test_what_was_not_measured_has_no_verdict() -> None:
+    assert judged([row for row in fake_rows() if row["regularizer"] != "euclidean"], "fgsm_8").verdict == UNKNOWN
+    without = [row | {"flips_by_reach": {}} for row in fake_rows()]
+    assert judged(without, "horizontal").verdict == UNKNOWN
+
+
+def test_rows_of_two_points_are_not_averaged() -> None:
+    with pytest.raises(StudyError, match="euclidean has rows of 2 different points"):
+        Results.of([*fake_rows(), fake_row("euclidean", 7, eta=0.5)])
+    with pytest.raises(StudyError, match="take it out of the file"):
+        Results.of([fake_row("none", selection="prettiest")])
+    with pytest.raises(StudyError, match="there are no rows"):
+        Results.of([])
+
+
+def test_the_unregularized_network_belongs_to_every_selection() -> None:
+    rows = fake_rows() + [row for row in fake_rows(3, "most_robust") if row["regularizer"] != "none"]
+    results = Results.of(rows)
+    assert results.selections == ["within_one_point", "most_robust"]
+    assert results.error("none", "most_robust", "clean") == results.error("none", WITHIN, "clean")

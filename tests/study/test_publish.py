@@ -1,0 +1,197 @@
+"""Publishing: rows of evaluated runs, merged; the page as a function of the JSON; and one clear line where something lacks."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from robustness.conftest import shorten_autoattack
+from study.fake_publication import fake_rows
+from study.fake_runs import fake_study
+from study.small_studies import CPU, SILENT, stripes_file, tiny_study
+
+from wassersmooth import cli
+from wassersmooth.robustness import suites
+from wassersmooth.study import exhibits, experiment, publish, rows
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.paper_results import AXES, ERRORS, KEY, REGULARIZERS
+from wassersmooth.study.published_models import load_published
+from wassersmooth.study.runs import runs_in
+
+ROOT = Path(__file__).parent.parent.parent
+POINTS = ("none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=1")
+SPECIFIED = {"regularizer", "selection", "eta", "radius", "mass", "seed", "epochs", "errors", "flips", "seconds", "commit"}
+
+
+def stored_in(folder: Path, found: list[dict[str, Any]]) -> Path:
+    path = folder / "paper.json"
+    rows.merge(path, found, KEY)
+    return path
+
+
+def few_probes(patch: pytest.MonkeyPatch) -> None:
+    """The masking checks have tests of their own; here they only have to run."""
+    for suite, limits in suites.LIMITS.items():
+        patch.setitem(suites.LIMITS, suite, replace(limits, probes=10, square_queries=5))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole publication of tiny networks: three regularizers, two seeds."""
+    folder = tmp_path_factory.mktemp("publication")
+    with pytest.MonkeyPatch.context() as patch:
+        shorten_autoattack(patch)
+        few_probes(patch)
+        study = tiny_study(folder, epochs=2, seeds=(0, 1), regularizers=POINTS)
+        stripes_file(folder, test=200)
+        runs = experiment.train(study, "tiny", folder / "study", CPU, SILENT)
+        patch.setattr(exhibits, "_collect_neighborhoods", lambda *rest: None)
+        experiment.measure(runs, SILENT, "cpu", "publication", 24, autoattack_images=3)
+        publish.publish(runs, folder / "results" / "paper.json", "within_one_point", None, None, SILENT)
+        publish.render(folder / "results" / "paper.json")
+    return folder
+
+
+def test_a_publication_from_end_to_end(published: Path) -> None:
+    results = published / "results"
+    found = rows.read(results / "paper.json")["rows"]
+    assert [(row["regularizer"], row["seed"]) for row in found] == [
+        (kind, seed) for kind in sorted(REGULARIZERS) for seed in (0, 1)
+    ]
+    for row in found:
+        assert row.keys() >= SPECIFIED | {"hardware", "intervals", "images", "verdict"}
+        assert list(row["errors"]) == list(ERRORS)
+        assert row["flips"].keys() == set(AXES)
+        assert row["flips_by_reach"]["vertical"].keys() == {"2", "4"}
+        assert (row["images"]["clean"], row["images"]["autoattack_2_pixel"]) == (24, 3)
+    text = (results / "paper.md").read_text()
+    for heading in ("Table 1.", "AutoAttack.", "Table 2.", "Gradient masking", "The networks", "Provenance", "Commands"):
+        assert heading in text
+    assert sorted(path.name for path in (results / "images").iterdir()) == [
+        "paper-epsilon-within_one_point.png",
+        "paper-errors-within_one_point.png",
+        "paper-figure2.png",
+    ]
+
+
+def test_a_published_network_is_loaded_by_one_line(published: Path) -> None:
+    for run in runs_in(published / "study"):
+        if run.config.seed == 0:
+            model = load_published(published / "results" / "models" / f"{run.config.regularizer.kind}.safetensors")
+            own = run.load_model()
+            assert all((a == b).all() for a, b in zip(model.state_dict().values(), own.state_dict().values(), strict=True))
+            assert not model.training
+
+
+def test_evaluate_agrees_with_what_is_stored_beside_the_networks(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_probes(monkeypatch)
+    agrees_on_the_subset(published / "results" / "models", tmp_path, [])
+
+
+def agrees_on_the_subset(models: Path, output: Path, more: list[str]) -> None:
+    index = json.loads((models / "models.json").read_text())
+    subset = index["subset"]
+    files = [str(models / name) for name in index["models"]]
+    fixed = ["--suite", subset["suite"], "--test-images", str(subset["images"]), "--device", "cpu", "--no-pictures"]
+    assert cli.main(["evaluate", *files, "--output", str(output), *fixed, *more]) == 0
+    for name, model in index["models"].items():
+        found = json.loads((output / Path(name).stem / "evaluation.json").read_text())
+        assert (found["model_sha256"], found["test_sha256"]) == (model["sha256"], subset["test_sha256"])
+        for measure, error in model["errors"].items():
+            assert abs(found["errors"][measure] - error) <= 100 / subset["images"] + 1e-9  # one image
+
+
+def test_the_committed_networks_answer_as_they_did(cifar10: Path, tmp_path: Path) -> None:
+    models = ROOT / "results" / "models"
+    if not (models / "models.json").exists():
+        pytest.skip("results/models is not there yet: wassersmooth publish makes it")
+    agrees_on_the_subset(models, tmp_path, ["--data-dir", str(cifar10)])
+
+
+def test_the_committed_page_is_what_the_json_renders_to() -> None:
+    path = ROOT / "results" / "paper.json"
+    if not path.exists():
+        pytest.skip("results/paper.json is not there yet: wassersmooth publish makes it")
+    text, plots = publish.page_of(path)
+    assert path.with_suffix(".md").read_text() == text, "give: wassersmooth publish --render results/paper.json"
+    assert all((path.parent / "images" / f"paper-{name}.png").is_file() for name in plots)
+
+
+def test_rendering_again_gives_the_same_files(published: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = published / "results"
+    before = {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
+    assert cli.main(["publish", "--render", str(results / "paper.json")]) == 0
+    assert {path: path.read_bytes() for path in results.rglob("*") if path.is_file()} == before
+    assert "page:" in capsys.readouterr().out
+
+
+def test_publishing_again_replaces_rows_and_another_selection_adds_some(published: Path, tmp_path: Path) -> None:
+    path, runs = tmp_path / "paper.json", runs_in(published / "study")
+    first = [run for run in runs if run.config.seed == 1]
+    publish.publish(first, path, "within_one_point", None, None, SILENT)
+    publish.publish(first, path, "within_one_point", None, None, SILENT)
+    assert len(rows.read(path)["rows"]) == 3
+    publish.publish(first, path, "most_robust", None, None, SILENT)
+    found = rows.read(path)["rows"]
+    assert len({tuple(row[name] for name in KEY) for row in found}) == len(found) == 6
+    assert not (tmp_path / "models").exists()  # networks are those of seed 0
+
+
+def test_the_page_of_full_rows_and_a_search(tmp_path: Path) -> None:
+    measured = {"point": {"kind": "euclidean", "eta": 0.2, "radius": 0, "mass": 0.0}, "clean": 16.0, "robust": 90.0, "seeds": 1}
+    plain = measured | {"point": {"kind": "none", "eta": 0.0, "radius": 0, "mass": 0.0}}
+    search = {"unregularized": plain, "selected": {"within_one_point": measured, "most_robust": measured}}
+    search |= {"points": [measured], "attack": "IFGSM", "recipe": {"epochs": 16, "milestones": [8, 12], "validation": 0.1}}
+    path = tmp_path / "paper.json"
+    rows.merge(path, fake_rows() + fake_rows(2, "most_robust"), KEY, sweeps={"euclidean": search})
+    text, plots = publish.page_of(path)
+    assert "table 1: FGSM, epsilon 8/255 | **holds only in normalized units**" in text
+    assert "table 2: Flips, horizontal translation | **holds**" in text
+    assert "each trained for 16 epochs (milestones [8, 12]: a shorter schedule than the final 200 epochs)" in text
+    assert "| 0.2 | 0 | 0 | 16.00 | 90.00 | within_one_point, most_robust |" in text
+    assert "82.22" in text
+    assert text.count("Table 1.") == 2
+    assert [name for name in plots if name.startswith("errors")] == ["errors-within_one_point", "errors-most_robust"]
+    assert all(draw()[:4] == b"\x89PNG" for draw in plots.values())
+
+
+def test_the_sweep_decides_which_of_several_points_is_published(published: Path, tmp_path: Path) -> None:
+    runs = runs_in(published / "study")
+    other = {"kind": "euclidean", "eta": 0.9, "radius": 0, "mass": 0.0}
+    search = {"euclidean": {"selected": {"within_one_point": None, "most_robust": {"point": other}}}}
+    with pytest.raises(StudyError, match="selected no euclidean point as within_one_point"):
+        publish._chosen(runs, search, "within_one_point")
+    with pytest.raises(StudyError, match=r"no run of euclidean:eta=0\.9, which the sweep selected"):
+        publish._chosen(runs, search, "most_robust")
+    search["euclidean"]["selected"]["most_robust"] = {"point": other | {"eta": 0.2}}
+    assert len(publish._chosen(runs, search, "most_robust")) == 6
+
+
+def test_runs_that_lack_something_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = fake_study(tmp_path / "study", seeds=1, pictures=False)
+    results = ["--results", str(tmp_path / "paper.json")]
+    for arguments, message in (
+        ([str(study), *results], "lacks autoattack_8_pixel, autoattack_2_pixel.*--suite publication"),
+        ([str(study), *results, "--selection", "best"], "--selection must be one of within_one_point, most_robust; got 'best'"),
+        ([], "publish needs the folder"),
+        (["--render", str(tmp_path / "none.json")], "does not exist"),
+        ([str(study), "--render", str(tmp_path / "none.json")], "--render takes no folders"),
+    ):
+        assert cli.main(["publish", *arguments]) == 2
+        assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "paper.json").exists()
+
+
+def test_a_damaged_or_exchanged_network_is_refused(published: Path, tmp_path: Path) -> None:
+    models = published / "results" / "models"
+    for name in ("models.json", "none.safetensors"):
+        (tmp_path / name).write_bytes((models / name).read_bytes())
+    (tmp_path / "none.safetensors").write_bytes((models / "euclidean.safetensors").read_bytes())
+    with pytest.raises(StudyError, match=r"has not the SHA-256 that .*models\.json names"):
+        load_published(tmp_path / "none.safetensors")
