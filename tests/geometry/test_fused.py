@@ -4,9 +4,6 @@ Without a CUDA device they run in Triton's interpreter. It has to be chosen befo
 compiler, so that this file then runs once more, in a process of its own.
 """
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -16,11 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import wassersmooth as ws
 from tests.compare import assert_each_matches, assert_matches
+from tests.triton_interpreter import INTERPRETED, assert_passes_in_the_interpreter
 from wassersmooth.geometry import fused, stencil
 
 pytest.importorskip("triton")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 
 runs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs CUDA or Triton's interpreter")
@@ -40,10 +37,7 @@ SIZES_AND_RADII = [
 
 @pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="this is the interpreter, or the kernels run as they are")
 def test_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    run = subprocess.run(command, env={**environment, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
+    assert_passes_in_the_interpreter(__file__)
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,6 @@ Without a CUDA device they run in Triton's interpreter. It has to be chosen befo
 compiler, so that this file then runs once more, in a process of its own.
 """
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,13 +12,13 @@ from torch import Tensor, nn
 
 import wassersmooth as ws
 from tests.compare import assert_matches
+from tests.triton_interpreter import INTERPRETED, assert_passes_in_the_interpreter
 from wassersmooth.learning import convolutions as ours
 from wassersmooth.learning import fast
 from wassersmooth.learning.penalty_operator import meaning
 
 pytest.importorskip("triton")
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 TOLERANCE = 1e-3 if DEVICE == "cuda" else 1e-5  # tf32, or exact
 
@@ -73,10 +70,7 @@ def double(arguments: Any) -> Any:
 
 @pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="this is the interpreter, or the kernels run as they are")
 def test_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    run = subprocess.run(command, env={**environment, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
+    assert_passes_in_the_interpreter(__file__)
 
 
 # The kernels ---------------------------------------------------------------------------------------------------------

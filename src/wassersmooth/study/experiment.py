@@ -15,7 +15,7 @@ import torch
 from wassersmooth.robustness.dossier import evaluate
 from wassersmooth.robustness.suites import WITH_AUTOATTACK
 from wassersmooth.study import acceleration, data, durable, exhibits, models, provenance
-from wassersmooth.study.config import Data, Study
+from wassersmooth.study.config import Data, Machine, Study
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World, choose_device
 from wassersmooth.study.errors import DivergedError, StudyError
@@ -62,6 +62,7 @@ def measure(
 ) -> None:
     """Evaluates finished runs on test images; what is not given comes from each run's own configuration."""
     where = choose_device(device)
+    acceleration.apply_settings(Machine(precision="float32"))  # an attack lives on small gradients: none is rounded away
     loaded: dict[tuple[Data, int | None], Dataset] = {}
     record = runs[0].folder.parent / RECORD
     with screen.bars(), _clocked(record, "evaluation_seconds") if record.exists() else nullcontext():
