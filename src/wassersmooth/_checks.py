@@ -124,6 +124,11 @@ def extra(package: str, name: str, purpose: str) -> ImportError:
     return ImportError(f"{purpose} needs the package {package}; install it with: pip install 'wassersmooth[{name}]'")
 
 
+def first_line(error: Exception, longest: int | None = None) -> str:
+    """What an error says, in one line of a complaint of our own; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
+
+
 def _because(remedy: str) -> str:
     return f"; {remedy}" if remedy else ""
 

@@ -20,6 +20,7 @@ subtracted first: exact algebra that keeps float32 at the accuracy of the loop o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -221,7 +222,9 @@ class _Apply(_Bilinear):
 
     @staticmethod
     def jvp(ctx: Any, _: None, u_tangent: Tensor | None, v_tangent: Tensor | None) -> Tensor:
-        return _product_rule(apply, ctx, u_tangent, v_tangent)
+        u, v = ctx.saved_tensors
+        along_u, along_v = (lambda t: apply(ctx.graph, t, v)), (lambda t: apply(ctx.graph, u, t))
+        return _product_rule(along_u, u_tangent, along_v, v_tangent)
 
 
 class _CarreDuChamp(_Bilinear):
@@ -240,7 +243,9 @@ class _CarreDuChamp(_Bilinear):
 
     @staticmethod
     def jvp(ctx: Any, _: None, p_tangent: Tensor | None, q_tangent: Tensor | None) -> Tensor:
-        return _product_rule(carre_du_champ, ctx, p_tangent, q_tangent)
+        p, q = ctx.saved_tensors
+        along_p, along_q = (lambda t: carre_du_champ(ctx.graph, t, q)), (lambda t: carre_du_champ(ctx.graph, p, t))
+        return _product_rule(along_p, p_tangent, along_q, q_tangent)
 
 
 class _Quadratic(_Bilinear):
@@ -259,22 +264,20 @@ class _Quadratic(_Bilinear):
     @staticmethod
     def jvp(ctx: Any, _: None, u_tangent: Tensor | None, v_tangent: Tensor | None) -> Tensor:
         u, v = ctx.saved_tensors
-        terms: list[Tensor] = []
-        if u_tangent is not None:
-            terms.append(quadratic(ctx.graph, u_tangent, v))
-        if v_tangent is not None:
-            terms.append(2 * _dot(u, carre_du_champ(ctx.graph, v, v_tangent)))
-        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+        along_u, along_v = (lambda t: quadratic(ctx.graph, t, v)), (lambda t: 2 * _dot(u, carre_du_champ(ctx.graph, v, t)))
+        return _product_rule(along_u, u_tangent, along_v, v_tangent)
 
 
-def _product_rule(bilinear: Any, ctx: Any, first_tangent: Tensor | None, second_tangent: Tensor | None) -> Tensor:
-    first, second = ctx.saved_tensors
-    terms: list[Tensor] = []
-    if first_tangent is not None:
-        terms.append(bilinear(ctx.graph, first_tangent, second))
-    if second_tangent is not None:
-        terms.append(bilinear(ctx.graph, first, second_tangent))
-    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+Along = Callable[[Tensor], Tensor]
+
+
+def _product_rule(in_first: Along, first_tangent: Tensor | None, in_second: Along, second_tangent: Tensor | None) -> Tensor:
+    """The derivative along the tangents that there are."""
+    if second_tangent is None:
+        assert first_tangent is not None
+        return in_first(first_tangent)
+    second = in_second(second_tangent)
+    return second if first_tangent is None else in_first(first_tangent) + second
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

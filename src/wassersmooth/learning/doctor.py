@@ -114,7 +114,7 @@ def doctor(
             gaps.update(_gap(objective, seconds, inner, images, labels))
         except RuntimeError as error:
             seconds.pop(name, None)
-            findings.append(Finding(NOTE, name, f"does not run: {_first_line(error)}"))
+            findings.append(Finding(NOTE, name, f"does not run: {_checks.first_line(error)}"))
     findings += _effect(objectives, seconds, inner, images, labels)
     return Diagnosis(tuple(findings), _choice(seconds, gaps, EXACT[images.dtype]), seconds, gaps)
 
@@ -227,7 +227,3 @@ def _seconds(step: Callable[[], None], images: Tensor) -> float:
     if images.is_cuda:
         torch.cuda.synchronize(images.device)
     return time.perf_counter() - start
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

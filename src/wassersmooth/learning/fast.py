@@ -121,9 +121,9 @@ class FastGradients:
         except ValueError:
             raise  # about the outputs or the loss, in words of our own
         except Exception as error:  # whatever the model's code runs into, and all that torch cannot trace
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise RuntimeError(
-                f"this model cannot be traced ({reason[:200]}); use the objective itself, objective(model, images, labels)"
+                f"this model cannot be traced ({_checks.first_line(error, 200)}); use the objective itself, "
+                "objective(model, images, labels)"
             ) from error
 
     def _inputs(self, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -155,7 +155,7 @@ class FastGradients:
                 drawn = torch.Generator(device).manual_seed(0)
                 inputs = objective.inputs(self.model, images, labels, drawn)
                 objective = self.penalty or Plain(objective.loss)
-            for parameter in self.model.parameters():
+            for parameter in self.parameters:
                 parameter.grad = None
             objective(self.model, inputs, labels, torch.Generator(device).manual_seed(0)).total.backward()  # type: ignore[no-untyped-call]
             exact = {name: p.grad.double() for name, p in self.model.named_parameters() if p.grad is not None}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import batchnorm, instancenorm
 
+from wassersmooth import _checks
 from wassersmooth.learning import agreement, second_order
 from wassersmooth.learning.agreement import Gap
 from wassersmooth.learning.engines import FiniteDifference
@@ -64,7 +65,7 @@ def compare(objective: GradientPenalty, model: nn.Module, images: Tensor, labels
     try:
         agreement.parameter_gradients(objective, model, images, labels)
     except RuntimeError as error:
-        raise _refusal(model, images, f"does not run: {_first_line(error)}") from error
+        raise _refusal(model, images, f"does not run: {_checks.first_line(error)}") from error
     try:
         found = agreement.gap(objective, model, images, labels)
     except RuntimeError:  # forward mode runs and double backward does not: fall back on what always does
@@ -82,10 +83,6 @@ def _refusal(model: nn.Module, images: Tensor, symptom: str) -> ValueError:
         f"engine='forward_mode' {symptom} for this model. Culprit: {names}. "
         "Use engine='double_backward' or 'finite_difference', or write that part out from elementary operations"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
 
 
 def _hooked(module: nn.Module) -> bool:

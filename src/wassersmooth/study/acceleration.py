@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from wassersmooth import _checks
 from wassersmooth.learning.fast import FastGradients
 from wassersmooth.learning.terms import Objective, Terms
 from wassersmooth.model_state import RandomState
@@ -134,8 +135,8 @@ class FallingBack:
         except ValueError:
             raise  # about the data or a loss that is not finite: the eager step would say the same
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            warnings.warn(f"{self.what} is not used for this step, the eager step is: {reason[:300]}", stacklevel=2)
+            reason = _checks.first_line(error, 300)
+            warnings.warn(f"{self.what} is not used for this step, the eager step is: {reason}", stacklevel=2)
             self.fast = None
             return self.eager(images, labels, weight)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wassersmooth import _checks
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Wasserstein
 from wassersmooth.learning import losses
@@ -213,5 +214,4 @@ def captured_steps(cases: list[str], setup: Setup, progress: Progress) -> list[S
 
 
 def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{type(error).__name__}: {lines[0][:200]}"
+    return f"{type(error).__name__}: {_checks.first_line(error, 200)}"

@@ -31,7 +31,7 @@ def gather(folders: Sequence[Path], results: Path, screen: Screen) -> list[Row]:
     """Adds the evaluated runs of the folders to the file, marks the fronts anew, and returns all rows."""
     stored = rows.read(results)
     harness = stored.get("harness")
-    known = {tuple(row.get(name) for name in KEY): row for row in stored["rows"]}
+    known = {rows.key_of(row, KEY): row for row in stored["rows"]}
     new = []
     for run in [run for folder in folders for run in runs_in(folder)]:
         if (reason := _unready(run)) is not None:
@@ -39,17 +39,16 @@ def gather(folders: Sequence[Path], results: Path, screen: Screen) -> list[Row]:
             continue
         harness = _one_harness(run, harness, results)
         row = row_of(run)
-        new.append(united(known.get(tuple(row[name] for name in KEY)), row))
+        new.append(united(known.get(rows.key_of(row, KEY)), row))
     if not new:
         raise StudyError(
             f"none of {', '.join(map(str, folders))} holds a run that was evaluated against a threat of the frontier; "
             "measure first: wassersmooth evaluate FOLDER --suite frontier"
         )
     durable.make_folder(results.parent)
-    merged = rows.merge(results, new, KEY)
-    everything = points_of(merged)
-    picked = [point.regularizer for point in chosen(everything)]
-    return rows.merge(results, marked(merged), KEY, harness=harness, chosen=picked)
+    everything = rows.merged(stored["rows"], new, KEY)
+    picked = [point.regularizer for point in chosen(points_of(everything))]
+    return rows.merge(results, marked(everything), KEY, harness=harness, chosen=picked)
 
 
 def row_of(run: Run) -> Row:
@@ -95,10 +94,11 @@ def united(old: Row | None, new: Row) -> Row:
 def marked(found: Sequence[Row]) -> list[Row]:
     """The rows with the threats against which their point is on the Pareto front of its variant."""
     on_front: dict[tuple[Any, ...], list[str]] = {}
-    for measure, points in fronts(points_of(found)).items():
-        for point in points:
+    points = points_of(found)
+    for measure, best in fronts(points).items():
+        for point in best:
             on_front.setdefault((point.variant, point.regularizer), []).append(measure)
-    known = {id(row): (point.variant, point.regularizer) for point in points_of(found) for row in point.rows}
+    known = {id(row): (point.variant, point.regularizer) for point in points for row in point.rows}
     return [row | {"front": on_front.get(known[id(row)], [])} for row in found]
 
 

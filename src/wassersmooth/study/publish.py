@@ -84,14 +84,13 @@ def publish(
     runs: Sequence[Run], results: Path, selection: str, sweep: Path | None, data_dir: Path | None, screen: Screen
 ) -> None:
     """Rows of the runs that the selection chose; with ``within_one_point`` also their networks of seed 0 and figure 2."""
-    searches = {} if sweep is None else read_json(sweep / "sweep.json", "the folder of a sweep")["searches"]
+    searches = {} if sweep is None else _searches(sweep)
     chosen = _chosen(runs, searches, selection)
     new = [row_of(run, selection) for run in chosen]
-    old = rows.read(results)["rows"]
-    replaced = {tuple(row[name] for name in KEY) for row in new}
-    Results.of([*(row for row in old if tuple(row.get(name) for name in KEY) not in replaced), *new])  # refuses a mixture
+    stored = rows.read(results)
+    Results.of(rows.merged(stored["rows"], new, KEY))  # refuses a mixture
     durable.make_folder(results.parent)
-    facts = {"sweeps": rows.read(results).get("sweeps", {}) | searches} if searches else {}
+    facts = {"sweeps": stored.get("sweeps", {}) | searches} if searches else {}
     merged = rows.merge(results, new, KEY, **facts)
     screen.line(f"{results}: {len(new)} rows added or replaced, {len(merged)} in all")
     first = [run for run in chosen if run.config.seed == 0]
@@ -99,6 +98,15 @@ def publish(
         publish_models(first, results.parent / MODELS, data_dir, screen)
         if (figure := _strip(first)) is not None:
             _keep_figure(results.parent / FIGURES, "figure2", figure)
+
+
+def _searches(sweep: Path) -> dict[str, Any]:
+    found = read_json(sweep / "sweep.json", "the folder of a sweep").get("searches")
+    if not isinstance(found, dict):
+        raise StudyError(
+            f"--sweep {sweep}: its sweep.json names no searches, as those of earlier versions; give the sweep command again"
+        )
+    return found
 
 
 def render(results: Path) -> Path:

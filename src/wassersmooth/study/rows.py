@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from wassersmooth.study import durable
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.runs import read_json
 
 Row = dict[str, Any]
 
@@ -17,11 +17,8 @@ def read(path: Path) -> dict[str, Any]:
     """``{"rows": [...], ...}`` as stored; no rows where there is no file yet."""
     if not path.exists():
         return {"rows": []}
-    try:
-        stored = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise StudyError(f"{path} cannot be read ({error}); restore it, or choose another file") from None
-    if not isinstance(stored, dict) or not isinstance(stored.get("rows"), list):
+    stored = read_json(path, "a folder of results")
+    if not isinstance(stored.get("rows"), list):
         raise StudyError(f'{path} is not a file of rows: expected {{"rows": [...]}}; choose another file')
     return stored
 
@@ -34,12 +31,16 @@ def merge(path: Path, new: Sequence[Row], key: Sequence[str], **facts: Any) -> l
         facts: stored beside the rows, in place of those of the same name.
     """
     stored = read(path)
-    rows = {_key(row, key): row for row in [*stored["rows"], *new]}
-    stored |= facts
-    stored["rows"] = [rows[k] for k in sorted(rows, key=repr)]
+    stored |= {**facts, "rows": merged(stored["rows"], new, key)}
     durable.write_json(path, stored)
     return list(stored["rows"])
 
 
-def _key(row: Mapping[str, Any], key: Sequence[str]) -> tuple[Any, ...]:
+def merged(old: Sequence[Row], new: Sequence[Row], key: Sequence[str]) -> list[Row]:
+    """The rows that :func:`merge` would store."""
+    rows = {key_of(row, key): row for row in [*old, *new]}
+    return [rows[k] for k in sorted(rows, key=repr)]
+
+
+def key_of(row: Mapping[str, Any], key: Sequence[str]) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in key)
