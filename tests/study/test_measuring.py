@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from study.small_studies import CPU, SILENT, stripes, stripes_file, tiny_run, tiny_study, train_to_the_end
 
 from wassersmooth.study import checkpoints, experiment
@@ -82,3 +83,25 @@ def test_images_of_one_row_have_no_vertical_flips(tmp_path: Path, capsys: pytest
     evaluation = json.loads((runs[0].folder / "evaluation.json").read_text())
     assert evaluation["flips"].keys() == {"horizontal"}
     assert " - " in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_record_of_a_study_adds_up_its_times(tmp_path: Path) -> None:
+    study = tiny_study(tmp_path, epochs=1)
+    record = tmp_path / "study" / experiment.RECORD
+    experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
+    first = json.loads(record.read_text())
+    runs = experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)  # finished before, and no time is lost
+    assert json.loads(record.read_text())["training_seconds"] >= first["training_seconds"] > 0
+    experiment.measure(runs, SILENT, "cpu", "quick", 12)
+    found = json.loads(record.read_text())
+    assert found["evaluation_seconds"] > 0
+    assert found["seconds"] == pytest.approx(found["training_seconds"] + found["evaluation_seconds"], abs=0.01)
+
+
+def test_networks_are_measured_in_full_precision_whatever_they_were_trained_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(tmp_path)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    measure(run)
+    assert not torch.backends.cudnn.allow_tf32

@@ -124,6 +124,8 @@ def test_the_selections_by_name() -> None:
     cheap, dear = Measured(point(0.1), 11.0, 60.0), Measured(point(0.2), 30.0, 40.0)
     assert select([cheap, dear], plain) == {"within_one_point": cheap, "most_robust": dear}
     assert select([dear], plain) == {"within_one_point": None, "most_robust": dear}
+    beyond = Measured(point(0.3), 11.01, 20.0)
+    assert select([cheap, beyond], plain)["within_one_point"] == cheap
 
 
 def test_a_point_that_diverges_is_measured_as_always_wrong(tmp_path: Path) -> None:
