@@ -68,7 +68,7 @@ def test_operators_are_named(device):
     grid = nn.Sequential(front, nn.Sequential(Grid()), nn.Flatten(), nn.Linear(64, 3)).double().to(device)
     diagnosis = doctor(grid, images, labels, repeats=1)
     assert "1.0 (Grid) in forward mode" in text(diagnosis, "operators")
-    assert diagnosis.engine == ("double_backward" if device == "cpu" else "finite_difference")  # the CUDA kernel has neither
+    assert diagnosis.engine in ("double_backward", "finite_difference")  # the kernels of some devices and versions have neither
     distances = nn.Sequential(front, Distances(), nn.Linear(1, 3)).double().to(device)
     diagnosis = doctor(distances, images, labels, repeats=1)
     assert "1 (Distances) has no second derivative" in text(diagnosis, "operators")

@@ -262,7 +262,7 @@ def test_objectives_without_a_fast_way_are_refused(objective, message):
 
 def test_wrapped_and_compiled_models_are_refused():
     with pytest.raises(ValueError, match="hand over the model inside"):
-        FastGradients(PENALTY, nn.DataParallel(smooth_net(), device_ids=[]))
+        FastGradients(PENALTY, nn.DataParallel(smooth_net()))
     with pytest.raises(ValueError, match="hand over the model as it was"):
         FastGradients(PENALTY, torch.compile(smooth_net()))
 

@@ -217,7 +217,8 @@ def test_frozen_layers_accumulation_and_channels_last(device):
 
 
 @pytest.mark.parametrize("engine", ["double_backward", "forward_mode", "finite_difference"])
-def test_a_model_in_data_parallel(engine, device):
+def test_a_model_in_data_parallel(engine):
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # where DataParallel takes the model
     model, (images, labels) = make("batch_norm_train", device), batch(device=device)
     objective = GradientPenalty(METRIC, 0.5, engine=engine)
     expected = flat(gradients_of(objective(model, images, labels).total, model))

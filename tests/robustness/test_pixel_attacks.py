@@ -160,7 +160,7 @@ def test_normalized_units_are_measured_behind_the_normalization():
 @pytest.mark.parametrize("attack", NORMALIZED, ids=repr)
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager"), nn.Sequential])
 def test_the_normalization_is_found_inside_wrappers(attack, wrap):
-    model, images, labels = case()
+    model, images, labels = case("cuda" if torch.cuda.is_available() else "cpu")  # where DataParallel takes the model
     expected = attack(model, images, labels)
     torch.testing.assert_close(attack(wrap(model), images, labels), expected, rtol=0, atol=1e-6)
 

@@ -225,4 +225,4 @@ def test_fast_steps_on_cuda_train_like_the_eager_one(tmp_path: Path, options: di
         study = tiny_study(tmp_path, regularizers=("wasserstein:eta=0.3,radius=2",), device="cuda", epochs=6, **extra)
         (run,) = experiment.train(study, "tiny", tmp_path / name, world, SILENT)
         losses.append([row["loss"] for row in run.metrics()])
-    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert losses[0] == pytest.approx(losses[1], rel=0.02, abs=1e-5)  # the last epochs end near zero

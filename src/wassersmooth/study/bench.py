@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from wassersmooth.study import acceleration, bench_operator, bench_steps, checkpoints, data, durable, provenance
+from wassersmooth.study import acceleration, bench_operator, bench_profile, bench_steps, checkpoints, data, durable, provenance
 from wassersmooth.study.bench_page import goals, tables, unsteady
 from wassersmooth.study.bench_steps import CASES, MEMORY_CASES, PLAIN_SWEEPS, SWEEPS, Setup
 from wassersmooth.study.bench_timing import Work, timings
@@ -22,10 +22,11 @@ from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import Run, read_json, runs_in
 from wassersmooth.study.screen import Screen
 
-Part = Literal["step", "operator", "memory", "throughput"]
-PARTS: tuple[Part, ...] = ("step", "operator", "memory", "throughput")
+Part = Literal["step", "profile", "operator", "memory", "throughput"]
+PARTS: tuple[Part, ...] = ("step", "profile", "operator", "memory", "throughput")
 AT_ONCE = (1, 2, 4, 8)
 TOGETHER = ("plain", "euclidean", "wasserstein_r4")  # one seed of the paper's study
+PROFILED = ("plain", "wasserstein_r4")
 STEPS_AT_ONCE = 10  # of each run between two looks at the clock
 
 # channels, height, width, classes of the data sets by name: random images take as long as real ones
@@ -69,7 +70,8 @@ def bench(setup: Setup, options: Options, training: Path | None, path: Path, thr
     acceleration.apply_settings(Machine(threads=threads, precision=setup.precision))  # type: ignore[arg-type]
     setup.network()  # a name that means nothing shows here
     facts = provenance.describe(setup.device)
-    facts["command"] = shlex.join(facts["command"])
+    program, *arguments = facts["command"]
+    facts["command"] = f"{program} {shlex.join(arguments)}"
     made = {key: facts[key] for key in ("commit", "source_sha256", "command")}
     report: dict[str, Any] = {"hardware": provenance.hardware(setup.device), "torch": facts["versions"]["torch"], **made}
     report |= {key: facts[key] for key in ("versions", "cuda", "threads")}
@@ -77,6 +79,7 @@ def bench(setup: Setup, options: Options, training: Path | None, path: Path, thr
     report |= _kept(path, report, options) | {"limit": {name: SWEEPS[name] / PLAIN_SWEEPS for name in CASES}}
     measures: dict[Part, Callable[[], dict[str, Any]]] = {
         "step": lambda: _steps(setup, options, screen),
+        "profile": lambda: {"profile": _profile(setup, screen)},
         "operator": lambda: _operator(setup, options, screen),
         "memory": lambda: {"memory": _memory(setup, screen)},
         "throughput": lambda: {"throughput": _throughput(setup, options, screen)},
@@ -107,12 +110,13 @@ def training_record(folder: Path) -> dict[str, Any]:
             )
     epochs = [len(run.metrics()) for run in runs]
     record = read_json(folder / RECORD, "a study folder") if (folder / RECORD).is_file() else {}
-    known = record.get("training_seconds") or record.get("seconds")
-    seconds = float(known or max(sum(row["seconds"] for row in run.metrics()) for run in runs))
+    training = record.get("training_seconds") or max(sum(row["seconds"] for row in run.metrics()) for run in runs)
+    evaluation = record.get("evaluation_seconds") or 0.0
     steps = [_steps_of(run) for run in runs]
     total = None if None in steps else sum(steps)  # type: ignore[arg-type]
-    found = {"study": folder.name, "runs": len(runs), "epochs": max(epochs), "seconds": seconds, "steps": total}
-    return found | {"ms_per_step_per_run": None if not total else 1000 * seconds / total}
+    found = {"study": folder.name, "runs": len(runs), "epochs": max(epochs), "steps": total}
+    found |= {"seconds": training + evaluation, "training_seconds": training, "evaluation_seconds": evaluation}
+    return found | {"ms_per_step_per_run": None if not total else 1000 * training / total}
 
 
 def _steps_of(run: Run) -> int | None:
@@ -140,6 +144,17 @@ def _steps(setup: Setup, options: Options, screen: Screen) -> dict[str, Any]:
         how[name] = {"engine": step.engine, "captured": step.captured} | ({"note": step.note} if step.note else {})
     spread = {name: [timing.low, timing.high] for name, timing in found.items()}
     return {"step": ms, "ratio": {f"{a}/{b}": ms[a] / ms[b] for a, b in pairs}, "quartiles": spread, "engine": how}
+
+
+def _profile(setup: Setup, screen: Screen) -> dict[str, Any] | None:
+    if setup.device.type != "cuda":
+        return None
+    tell, found = _Telling(screen, "profile", 2 * len(PROFILED)), {}
+    for name, step in zip(PROFILED, bench_steps.captured_steps(list(PROFILED), setup, tell), strict=True):
+        tell(f"watching {name}")
+        found[name] = bench_profile.kernel_times(step.work, setup.device)
+    tell.end()
+    return found
 
 
 def _operator(setup: Setup, options: Options, screen: Screen) -> dict[str, Any]:
@@ -185,7 +200,7 @@ def _throughput(setup: Setup, options: Options, screen: Screen) -> dict[str, Any
 def _kept(path: Path, report: dict[str, Any], options: Options) -> dict[str, Any]:
     """What an earlier command on this machine, with these settings, has measured of the other parts."""
     empty: dict[str, Any] = {"step": None, "ratio": None, "quartiles": None, "engine": None, "operator": None, "training": None}
-    empty |= {"memory": None, "throughput": None, "parts": {}}
+    empty |= {"profile": None, "memory": None, "throughput": None, "parts": {}}
     if set(options.only) == set(PARTS) or not path.is_file():
         return empty
     old = read_json(path, "a folder with a bench")

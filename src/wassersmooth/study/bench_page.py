@@ -30,7 +30,9 @@ RATIO_GOALS = (
     ("wasserstein_r8/euclidean", "<=", 1.02),
     ("pgd7/wasserstein_r4", ">=", 2.0),
 )
-MEMORY_GOAL, AT_ONCE_GOAL = 3.0, 2.0
+MEMORY_GOAL, AT_ONCE_GOAL, OPERATOR_GOAL, TRAINING_GOAL = 3.0, 2.0, 2.0, 600.0
+PAPER_STUDY = (3, 200)  # runs and epochs of one seed
+PROFILE = (("ms", ".2f"), ("kernels", ".0f"))
 STEADY = 0.1  # quartiles may be that part of the median apart
 ANSWERS = {True: "yes", False: "no", None: "unsteady"}
 BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
@@ -68,6 +70,13 @@ def goals(report: Report) -> list[dict[str, Any]]:
         at_once = report["throughput"]
         name = f"{at_once['runs']} runs at once, ms per step and run"
         found.append((name, at_once["ms_per_step_per_run"], "<=", AT_ONCE_GOAL))
+    constant = [row["ratio"] for row in report.get("operator") or () if _is_constant(row)]
+    if constant:
+        name = f"operator, square constant, times a copy: worst of {len(constant)}"
+        found.append((name, max(constant), "<=", OPERATOR_GOAL))
+    training = report.get("training")
+    if training and (training["runs"], training["epochs"]) == PAPER_STUDY:
+        found.append(("the paper's three runs and their evaluation, seconds", training["seconds"], "<=", TRAINING_GOAL))
     return [
         {
             "what": what,
@@ -79,9 +88,13 @@ def goals(report: Report) -> list[dict[str, Any]]:
     ]
 
 
+def _is_constant(row: dict[str, Any]) -> bool:
+    return (row["neighborhood"], row["weights"]) == ("square", "constant")
+
+
 def tables(report: Report) -> list[Table]:
     """Whatever was measured."""
-    makers: Sequence[Callable[[Report], Table | None]] = (_steps, _goals, _memory, _throughput, _operator, _training)
+    makers: Sequence[Callable[[Report], Table | None]] = (_steps, _profile, _goals, _memory, _throughput, _operator, _training)
     return [table for maker in makers if (table := maker(report)) is not None]
 
 
@@ -96,6 +109,17 @@ def _steps(report: Report) -> Table | None:
     settings = report["settings"]
     title = f"One step of {settings['network']}, batch {settings['batch']}, {settings['precision']}, on {report['hardware']}"
     return Table("step", title, ["step", "ms", "times plain", "limit by arithmetic"], rows)
+
+
+def _profile(report: Report) -> Table | None:
+    found = report.get("profile")
+    if not found:
+        return None
+    kinds = list(next(iter(found.values())))
+    rows = [[kind, *(f"{case[kind][what]:{form}}" for case in found.values() for what, form in PROFILE)] for kind in kinds]
+    totals = (f"{sum(row[what] for row in case.values()):{form}}" for case in found.values() for what, form in PROFILE)
+    columns = ["kernels", *(f"{LABELS[name]}: {what}" for name in found for what in ("ms", "number"))]
+    return Table("profile", "Where the time of a step goes", columns, [*rows, ["all", *totals]])
 
 
 def _goals(report: Report) -> Table | None:
@@ -142,15 +166,10 @@ def _training(report: Report) -> Table | None:
     found = report.get("training")
     if not found:
         return None
-    each = found["ms_per_step_per_run"]
-    row = [
-        found["study"],
-        f"{found['runs']}",
-        f"{found['epochs']}",
-        f"{found['seconds']:.0f}",
-        "" if each is None else f"{each:.2f}",
-    ]
-    return Table("training", "A study", ["study", "runs", "epochs", "seconds", "ms per step and run"], [row])
+    each, times = found["ms_per_step_per_run"], [found["training_seconds"], found["evaluation_seconds"]]
+    row = [found["study"], f"{found['runs']}", f"{found['epochs']}", *(f"{time:.0f}" for time in times)]
+    columns = ["study", "runs", "epochs", "training, s", "evaluation, s", "ms per step and run"]
+    return Table("training", "A study", columns, [[*row, "" if each is None else f"{each:.2f}"]])
 
 
 def write_page(report: Report, page: Path) -> None:
