@@ -24,7 +24,7 @@ MANY = 2**22  # pixels, from which on the longer strips are as good as any (meas
 LARGEST_REACH = 16  # beyond it the doubling sums of the plain path do less work
 
 # Where a program takes a whole plane (see _fits_a_program), and how
-PLANE_PIXELS = 2**12  # of the largest tile; 0: never
+PLANE_PIXELS = 0  # of the largest tile; 0: never
 PLANE_REACH = 4  # the smallest: strips that look less far are as fast
 PLANE_CHANNELS = 4  # quad takes them one after the other
 PLANE_NARROW = 4  # reaches: up to this side, float32 prefix sums keep the digits of quad (test_plane_kernels.py) ...
