@@ -42,7 +42,6 @@ def test_in_the_interpreter() -> None:
 
 @pytest.fixture(autouse=True)
 def short_strips(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "PLANE_PIXELS", 0)  # whole planes: test_plane_kernels.py
     if INTERPRETED:
         monkeypatch.setattr(fused, "_strip_rows", lambda pixels, reach, longest: 8)
 

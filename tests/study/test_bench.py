@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from wassersmooth import Euclidean, PixelGraph, Wasserstein, cli
 from wassersmooth.learning.fast import FastGradients
-from wassersmooth.study import bench_operator, bench_page, bench_profile, bench_steps
+from wassersmooth.study import bench_accuracy, bench_operator, bench_page, bench_profile, bench_steps
 from wassersmooth.study.bench import training_record
 from wassersmooth.study.bench_steps import CASES, MEMORY_CASES, SWEEPS, Setup, make_step, objective_of
 from wassersmooth.study.bench_timing import timings
@@ -50,6 +50,7 @@ def fake_report(**changes: Any) -> dict[str, Any]:
     report |= {"operator": [row | {"ms": 0.5, "copy_ms": 0.25, "ratio": 2.0}]}
     report |= {"training": {"study": "s", "runs": 3, "epochs": 200, "seconds": 610.0, "ms_per_step_per_run": None}}
     report["training"] |= {"training_seconds": 590.0, "evaluation_seconds": 20.0}
+    report |= {"accuracy": {"precision": "tf32", "fast": [3e-4], "double_backward": [1e-4], "ratio": 3.0}}
     report |= {"profile": {name: {"convolutions": {"ms": k + 0.5, "kernels": 7.0}} for k, name in enumerate(("plain", "pgd7"))}}
     return report | changes
 
@@ -190,6 +191,27 @@ def test_a_study_on_record(tmp_path: Path) -> None:
         training_record(study)
 
 
+def test_the_time_of_a_study_goes_into_a_file_that_is_there(tmp_path: Path) -> None:
+    study, source, page = fake_study(tmp_path / "night", seeds=2), tmp_path / "bench.json", tmp_path / "speed.md"
+    page.write_text((ROOT / "docs" / "speed.md").read_text())
+    source.write_text(json.dumps(fake_report(training=None)))
+    command = ["bench", "--render", str(source), "--page", str(page), "--training", str(study)]
+    assert cli.main(command) == 0
+    assert json.loads(source.read_text())["training"] == training_record(study)
+    assert "| night | 6 | 12 |" in page.read_text()
+    source.write_text(before := json.dumps(fake_report(cuda="13.0")))
+    assert cli.main(command) == 2  # the study ran somewhere else
+    assert source.read_text() == before
+
+
+def test_gradients_are_compared_with_float64() -> None:
+    """On a CPU both ways are as exact as float32 is, and another objective's gradient is not."""
+    found = bench_accuracy.gradient_errors(setup_of(), lambda what: None)
+    assert len(found["fast"]) == len(found["double_backward"]) == bench_accuracy.BATCHES
+    assert all(1e-9 < error < 1e-4 for name in ("fast", "double_backward") for error in found[name])
+    assert found["ratio"] == max(found["fast"]) / max(found["double_backward"])
+
+
 def test_kernels_are_told_apart_by_their_names() -> None:
     names = {
         "triton_poi_fused_add_mul_convolution_12": "pointwise and sums",
@@ -220,6 +242,8 @@ def test_the_page_is_filled_and_what_stands_outside_the_blocks_stays(tmp_path: P
     assert "| memory, wasserstein_r4/plain | 2.00 | <= 3 | yes |" in text
     assert "| operator, square constant, times a copy: worst of 1 | 2.00 | <= 2 | yes |" in text
     assert "| the paper's three runs and their evaluation, seconds | 610.00 | <= 600 | no |" in text
+    assert "| fast | 3.0e-04 |" in text
+    assert "| error of the gradient, fast/double backward | 3.00 | <= 2 | no |" in text
     assert "| convolutions | 0.50 | 7 | 1.50 | 7 |" in text
     assert "| 8 runs at once, ms per step and run | 1.25 | <= 2 | yes |" in text
     assert "no machine, torch 0.fake" in text

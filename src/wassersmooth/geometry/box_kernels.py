@@ -81,7 +81,7 @@ def bilinear(
         sum_pq, rest_pq = _add(sum_pq, rest_pq, new_pq - old_pq)
         p = _four(first, first_row, first_column, y, x, 0, there, height, width, p_mean)
         q = _four(second, second_row, second_column, y, x, 0, there, height, width, q_mean)
-        s = count(y, height, ROW_REACH) * count(x[:, None] + tl.arange(0, 4)[None, :], width, COLUMN_REACH)
+        s = _count(y, height, ROW_REACH) * _count(x[:, None] + tl.arange(0, 4)[None, :], width, COLUMN_REACH)
         value = p * (s * q - (sum_q + rest_q))
         across = q * (sum_p + rest_p) - (sum_pq + rest_pq)
         value = (value + across if APPLY else value - across) * (0.5 * scale)
@@ -135,7 +135,7 @@ def quadratic(
         sum_pp, rest_pp = _add(sum_pp, rest_pp, new_pp - old_pp)
         p = _four(v, v_row, v_column, y, x, 0, there, height, width, mean)
         weight = _four(u, u_row, u_column, y, x, 0, there, height, width, 0.0)
-        s = count(y, height, ROW_REACH) * count(x[:, None] + tl.arange(0, 4)[None, :], width, COLUMN_REACH)
+        s = _count(y, height, ROW_REACH) * _count(x[:, None] + tl.arange(0, 4)[None, :], width, COLUMN_REACH)
         total += weight * (p * (s * p - 2 * (sum_p + rest_p)) + (sum_pp + rest_pp))
     strip = tl.program_id(0) * THREADS + tl.arange(0, THREADS)
     strips = planes * tl.cdiv(width, 4)
@@ -177,7 +177,7 @@ def _mean(field, row_stride, column_stride, top, x, there, height, width, ROWS: 
 
 
 @triton.jit
-def count(place, length, REACH: tl.constexpr):
+def _count(place, length, REACH: tl.constexpr):
     """How many pixels of the image a window has along one axis."""
     return (tl.minimum(place + REACH, length - 1) - tl.maximum(place - REACH, 0) + 1).to(tl.float32)
 

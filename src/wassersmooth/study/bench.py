@@ -11,7 +11,17 @@ from typing import Any, Literal
 
 import torch
 
-from wassersmooth.study import acceleration, bench_operator, bench_profile, bench_steps, checkpoints, data, durable, provenance
+from wassersmooth.study import (
+    acceleration,
+    bench_accuracy,
+    bench_operator,
+    bench_profile,
+    bench_steps,
+    checkpoints,
+    data,
+    durable,
+    provenance,
+)
 from wassersmooth.study.bench_page import goals, tables, unsteady
 from wassersmooth.study.bench_steps import CASES, MEMORY_CASES, PLAIN_SWEEPS, SWEEPS, Setup
 from wassersmooth.study.bench_timing import Work, timings
@@ -22,8 +32,8 @@ from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import Run, read_json, runs_in
 from wassersmooth.study.screen import Screen
 
-Part = Literal["step", "profile", "operator", "memory", "throughput"]
-PARTS: tuple[Part, ...] = ("step", "profile", "operator", "memory", "throughput")
+Part = Literal["step", "profile", "accuracy", "operator", "memory", "throughput"]
+PARTS: tuple[Part, ...] = ("step", "profile", "accuracy", "operator", "memory", "throughput")
 AT_ONCE = (1, 2, 4, 8)
 TOGETHER = ("plain", "euclidean", "wasserstein_r4")  # one seed of the paper's study
 PROFILED = ("plain", "wasserstein_r4")
@@ -80,6 +90,7 @@ def bench(setup: Setup, options: Options, training: Path | None, path: Path, thr
     measures: dict[Part, Callable[[], dict[str, Any]]] = {
         "step": lambda: _steps(setup, options, screen),
         "profile": lambda: {"profile": _profile(setup, screen)},
+        "accuracy": lambda: {"accuracy": _accuracy(setup, screen)},
         "operator": lambda: _operator(setup, options, screen),
         "memory": lambda: {"memory": _memory(setup, screen)},
         "throughput": lambda: {"throughput": _throughput(setup, options, screen)},
@@ -98,6 +109,17 @@ def bench(setup: Setup, options: Options, training: Path | None, path: Path, thr
             f"unsteady, so not to be trusted: {', '.join(report['unsteady'])}; stop what else runs here and measure again"
         )
     screen.line(f"written: {path}")
+
+
+def with_training(report: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The report with the time of a finished study in it, and the goals that depend on that."""
+    training = training_record(folder)
+    for run in runs_in(folder):
+        device = read_json(run.folder / "provenance.json", "a finished run")["device"]
+        if report.get("cuda") and device != report["hardware"]:
+            raise StudyError(f"--training needs a study from the machine of the bench, {report['hardware']}; got {device}")
+    report = report | {"training": training}
+    return report | {"goals": goals(report)}
 
 
 def training_record(folder: Path) -> dict[str, Any]:
@@ -157,6 +179,13 @@ def _profile(setup: Setup, screen: Screen) -> dict[str, Any] | None:
     return found
 
 
+def _accuracy(setup: Setup, screen: Screen) -> dict[str, Any]:
+    tell = _Telling(screen, "accuracy", bench_accuracy.BATCHES)
+    found = bench_accuracy.gradient_errors(setup, tell)
+    tell.end()
+    return found
+
+
 def _operator(setup: Setup, options: Options, screen: Screen) -> dict[str, Any]:
     shapes = bench_operator.QUICK_SHAPES if options.quick else None
     tell = _Telling(screen, "operator", bench_operator.parts(setup.device, shapes))
@@ -200,7 +229,7 @@ def _throughput(setup: Setup, options: Options, screen: Screen) -> dict[str, Any
 def _kept(path: Path, report: dict[str, Any], options: Options) -> dict[str, Any]:
     """What an earlier command on this machine, with these settings, has measured of the other parts."""
     empty: dict[str, Any] = {"step": None, "ratio": None, "quartiles": None, "engine": None, "operator": None, "training": None}
-    empty |= {"profile": None, "memory": None, "throughput": None, "parts": {}}
+    empty |= {"profile": None, "accuracy": None, "memory": None, "throughput": None, "parts": {}}
     if set(options.only) == set(PARTS) or not path.is_file():
         return empty
     old = read_json(path, "a folder with a bench")

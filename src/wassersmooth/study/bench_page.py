@@ -30,7 +30,7 @@ RATIO_GOALS = (
     ("wasserstein_r8/euclidean", "<=", 1.02),
     ("pgd7/wasserstein_r4", ">=", 2.0),
 )
-MEMORY_GOAL, AT_ONCE_GOAL, OPERATOR_GOAL, TRAINING_GOAL = 3.0, 2.0, 2.0, 600.0
+ERROR_GOAL, MEMORY_GOAL, AT_ONCE_GOAL, OPERATOR_GOAL, TRAINING_GOAL = 2.0, 3.0, 2.0, 2.0, 600.0
 PAPER_STUDY = (3, 200)  # runs and epochs of one seed
 PROFILE = (("ms", ".2f"), ("kernels", ".0f"))
 STEADY = 0.1  # quartiles may be that part of the median apart
@@ -64,6 +64,8 @@ def goals(report: Report) -> list[dict[str, Any]]:
     found: list[tuple[str, float, str, float]] = []
     if report.get("ratio"):
         found += [(name, report["ratio"][name], sign, goal) for name, sign, goal in RATIO_GOALS]
+    if report.get("accuracy"):
+        found.append(("error of the gradient, fast/double backward", report["accuracy"]["ratio"], "<=", ERROR_GOAL))
     if report.get("memory"):
         found.append(("memory, wasserstein_r4/plain", report["memory"]["ratio"]["wasserstein_r4/plain"], "<=", MEMORY_GOAL))
     if report.get("throughput"):
@@ -94,7 +96,16 @@ def _is_constant(row: dict[str, Any]) -> bool:
 
 def tables(report: Report) -> list[Table]:
     """Whatever was measured."""
-    makers: Sequence[Callable[[Report], Table | None]] = (_steps, _profile, _goals, _memory, _throughput, _operator, _training)
+    makers: Sequence[Callable[[Report], Table | None]] = (
+        _steps,
+        _profile,
+        _accuracy,
+        _goals,
+        _memory,
+        _throughput,
+        _operator,
+        _training,
+    )
     return [table for maker in makers if (table := maker(report)) is not None]
 
 
@@ -120,6 +131,15 @@ def _profile(report: Report) -> Table | None:
     totals = (f"{sum(row[what] for row in case.values()):{form}}" for case in found.values() for what, form in PROFILE)
     columns = ["kernels", *(f"{LABELS[name]}: {what}" for name in found for what in ("ms", "number"))]
     return Table("profile", "Where the time of a step goes", columns, [*rows, ["all", *totals]])
+
+
+def _accuracy(report: Report) -> Table | None:
+    found = report.get("accuracy")
+    if not found:
+        return None
+    rows = [[name.replace("_", " "), *(f"{error:.1e}" for error in found[name])] for name in ("fast", "double_backward")]
+    columns = ["gradient by", *(f"batch {number + 1}" for number in range(len(found["fast"])))]
+    return Table("accuracy", f"Relative error of the gradient against float64, {found['precision']}", columns, rows)
 
 
 def _goals(report: Report) -> Table | None:
@@ -206,10 +226,12 @@ def _where(report: Report) -> str:
     lines = [
         f"{settings['network']}, batch {settings['batch']}, {image} images, {settings['precision']},",
         f"{settings['memory_format']}, {settings['optimizer']}; median of {settings['repeats']}.",
-        f"{report['hardware']}, torch {report['torch']}, commit {str(report['commit'])[:12]}:",
-        f"`{report['command']}`",
+        f"{report['hardware']}, torch {report['torch']}.",
+        "",
     ]
-    return "\n".join(lines)
+    made = (report.get("parts") or {"all": report}).values()
+    commands = {(part["command"], f"commit {str(part['commit'])[:12]}") for part in made}
+    return "\n".join([*lines, *(f"- `{command}`, {commit}" for command, commit in sorted(commands))])
 
 
 def _engines(report: Report) -> str:

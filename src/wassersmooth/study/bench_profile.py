@@ -15,7 +15,7 @@ REPLAYS = 20
 KINDS = (
     ("pointwise and sums", r"^triton_"),
     ("convolutions", r"^(convolution|weight_gradient)$|conv|cudnn|cutlass|gemm|nvjet|wgrad|dgrad|implicit|sm\d\d_"),
-    ("L(x)", r"^(bilinear|quadratic)|_plane"),
+    ("L(x)", r"^(bilinear|quadratic)"),
     ("update", r"multi_tensor|fused_sgd"),
     ("other", r""),
 )

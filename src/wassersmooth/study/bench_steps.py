@@ -35,7 +35,7 @@ MEMORY_CASES = ("plain", "wasserstein_r4", "double_backward_r4", "pgd7")
 PLAIN_SWEEPS, PENALTY_SWEEPS, PGD7_SWEEPS = 3, 6, 17
 SWEEPS = {name: PENALTY_SWEEPS for name in CASES} | {"plain": PLAIN_SWEEPS, "pgd7": PGD7_SWEEPS}
 
-# The ordinary way: compiled or not, it takes autograd through autograd. Channels-last would make it slower (35 against 28 ms).
+# The ordinary way. With channels last it is slower: 35.4 against 34.1 ms at radius 4 on an H200.
 ORDINARY = ("double_backward_r4", "algorithm1_r8")
 
 
@@ -65,8 +65,8 @@ class Setup:
         model = model.to(self.device)
         return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
 
-    def batch(self) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(0)
+    def batch(self, seed: int = 0) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
         images = torch.rand(self.shape, generator=generator)
         labels = torch.randint(self.classes, self.shape[:1], generator=generator)
         return images.to(self.device), labels.to(self.device)

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import tyro
 
 from wassersmooth.robustness.suites import SUITES
-from wassersmooth.study import doctoring, experiment, presets
-from wassersmooth.study.bench import PARTS, Options, Part, bench, setup_for
+from wassersmooth.study import doctoring, durable, experiment, presets
+from wassersmooth.study.bench import PARTS, Options, Part, bench, setup_for, with_training
 from wassersmooth.study.bench_page import write_page
 from wassersmooth.study.config import Study, with_values
 from wassersmooth.study.distributed import world
@@ -209,6 +209,7 @@ class Bench:
     wassersmooth bench --only step memory --output results/bench-h200.json: the other parts stay as the file has them.
 
     wassersmooth bench --render results/bench-h200.json: measures nothing, and fills docs/speed.md with the tables and a plot.
+    With --training runs/cifar10-paper the time of that study goes into the file first.
 
     Each time is the median of many, of warm steps that take turns; on CUDA device time of a replayed graph, update included.
     """
@@ -230,7 +231,7 @@ class Bench:
     only: tuple[Part, ...] = PARTS
     """The parts to measure. Memory and throughput need CUDA."""
     training: Path | None = None
-    """The folder of a finished study, whose time goes into the table."""
+    """The folder of a finished study, whose time goes into the table; with --render into that file, without measuring."""
     output: Path = Path("runs/bench.json")
     """The file to write."""
     render: Path | None = None
@@ -250,7 +251,11 @@ class Bench:
 
     def __call__(self) -> None:
         if self.render is not None:
-            write_page(read_json(self.render, "a folder with a bench"), self.page)
+            report = read_json(self.render, "a folder with a bench")
+            if self.training is not None:
+                report = with_training(report, self.training)
+                durable.write_json(self.render, report)
+            write_page(report, self.page)
             Screen().line(f"page: {self.page}")
             return
         study = presets.with_preset(Study(), self.preset)

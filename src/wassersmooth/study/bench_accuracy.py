@@ -1,0 +1,48 @@
+"""How exact the gradients of a penalized step are: the fast way and double backward, both against float64 on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wassersmooth.learning.fast import FastGradients
+from wassersmooth.learning.terms import Objective
+from wassersmooth.study.bench_steps import Setup, objective_of
+from wassersmooth.study.bench_timing import Progress
+
+CASE = "wasserstein_r4"
+BATCHES = 3
+
+
+def gradient_errors(setup: Setup, progress: Progress) -> dict[str, Any]:
+    """Relative errors of the whole gradient, one for each of a few random batches, at random weights."""
+    objective = objective_of(CASE, (setup.shape[2], setup.shape[3]))
+    model = setup.network()
+    fast = FastGradients(objective, copy.deepcopy(model), compile=setup.compile)
+    ordinary = dataclasses.replace(setup, channels_last=False).network()
+    found: dict[str, list[float]] = {"fast": [], "double_backward": []}
+    for number in range(BATCHES):
+        progress(f"batch {number + 1} of {BATCHES}")
+        images, labels = setup.batch(seed=number)
+        truth = _ordinary(objective, copy.deepcopy(model).cpu().double(), images.cpu().double(), labels.cpu())
+        with setup.autocast():
+            fast(images, labels)
+            other = _ordinary(objective, ordinary, images, labels)
+        for name, gradient in (("fast", _flat(fast.model)), ("double_backward", other)):
+            found[name].append(float((gradient - truth).norm() / truth.norm()))
+    return {"case": CASE, "precision": setup.precision, **found, "ratio": max(found["fast"]) / max(found["double_backward"])}
+
+
+def _ordinary(objective: Objective, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    model.zero_grad(set_to_none=True)
+    objective(model, images, labels).total.backward()  # type: ignore[no-untyped-call]
+    return _flat(model)
+
+
+def _flat(model: nn.Module) -> Tensor:
+    """All gradients as one vector, in double precision on the CPU."""
+    return torch.cat([p.grad.flatten().double().cpu() for p in model.parameters() if p.grad is not None])
