@@ -66,8 +66,18 @@ SHAPES_ONLY = {rules.input_gradient: {1}, rules.weight_gradient: {2}, rules.bias
 
 
 def test_every_rule_is_compared():
-    written = {*rules.BILINEAR, *rules.LINEAR, *rules.RULES} - {operator.getitem}
+    written = {*rules.BILINEAR, *rules.LINEAR, *rules.RULES} - {
+        operator.getitem,
+        aten.copy.default,
+    }  # torch has no rule for the last
     assert set(CASES) == written
+
+
+def test_the_slope_of_a_copy_is_that_of_what_was_copied():
+    a, b, slope = positive(2, 3), positive(3), positive(3)
+    y, rule = aten.copy(a, b), rules.RULES[aten.copy.default]
+    assert rule(y, a, b, slopes=[positive(2, 3), slope]).equal(slope.expand(2, 3))
+    assert rule(y, a, b, slopes=[positive(2, 3), None]).equal(torch.zeros(2, 3, dtype=a.dtype))
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["one moves", "all move"])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from wassersmooth import _checks
+from wassersmooth.geometry.randomness import random_signs
 from wassersmooth.learning import compiled, engines, losses
 from wassersmooth.learning.agreement import gap_between
 from wassersmooth.learning.convolutions import replace_convolutions
@@ -25,8 +26,10 @@ from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalt
 from wassersmooth.learning.parallel import is_compiled, refuse_spread_batches, unwrapped
 from wassersmooth.learning.penalty_operator import meaning, squares_and_directions
 from wassersmooth.learning.replayed import Replayed
+from wassersmooth.learning.second_tangents import second_step_graph
 from wassersmooth.learning.tangents import Tangents
 from wassersmooth.learning.terms import Objective, Terms
+from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.learning.traced import PlainStep, elementary, plain_step
 from wassersmooth.model_state import untouched
 
@@ -45,8 +48,8 @@ class FastGradients:
     goes the ordinary way.
 
     Arguments:
-        objective: Plain, NoisyInputs, AdversarialTraining, or GradientPenalty of the loss with an exact engine. It is read
-            once; only an eta that is a tensor may change later.
+        objective: Plain, NoisyInputs, AdversarialTraining, GradientPenalty of the loss with an exact engine, or Tikhonov with
+            probes and the additive Laplacian. It is read once; only an eta that is a tensor may change later.
         model: any module that can be traced: no decisions by the values of tensors.
         compile: whether torch.compile fuses the operators.
         cuda_graph: whether kernels are captured in a CUDA graph; without effect on the CPU.
@@ -91,7 +94,11 @@ class FastGradients:
         eta = _strength(self.objective, images)
         state = [[tensor.detach() for tensor in tensors] for tensors in (self.parameters, self.buffers)]
         with torch.autocast(images.device.type, enabled=False), torch.no_grad():  # its casts are in the graph already
-            graph = step_graph(plain, self.objective, images, labels, eta, state)
+            pairs = self._directions(images, torch.Generator(images.device).manual_seed(0))
+            if pairs:
+                graph = second_step_graph(plain, images, labels, eta, state, pairs)
+            else:
+                graph = step_graph(plain, self.objective, images, labels, eta, state)
             function: Callable[..., Any] = graph
             if self.compile and images.is_cuda:  # what follows was measured there
                 replace_convolutions(graph)
@@ -101,15 +108,17 @@ class FastGradients:
             if self.compile and isinstance(self.objective, AdversarialTraining):
                 self.asked = torch.compile(self.asked, dynamic=False)  # type: ignore[assignment]
 
-        def at(inputs: Tensor, labels: Tensor) -> Any:
+        def at(inputs: Tensor, labels: Tensor, generator: torch.Generator | None) -> Any:
+            further = [pairs] if (pairs := self._directions(inputs, generator)) else []
             with meaning(None if self.penalty is None else self.penalty.metric):
-                return function(inputs, labels, eta, *state)
+                return function(inputs, labels, eta, *state, *further)
 
         def step(images: Tensor, labels: Tensor) -> Any:
-            return at(self._inputs(images, labels, generator), labels)
+            return at(self._inputs(images, labels, generator), labels, generator)
 
         if self.verify and not plain.is_random:
-            self._compare(lambda x: at(x, labels)[2], images, labels, list(plain.gradients))
+            drawn = torch.Generator(images.device)
+            self._compare(lambda x: at(x, labels, drawn.manual_seed(0))[2], images, labels, list(plain.gradients))
         if not (self.cuda_graph and images.is_cuda):
             return step
         with torch.autocast(images.device.type, enabled=False), torch.no_grad():
@@ -138,6 +147,15 @@ class FastGradients:
         if isinstance(self.objective, NoisyInputs):
             return self.objective.inputs(self.model, images, labels, generator)
         return images
+
+    def _directions(self, images: Tensor, generator: torch.Generator | None) -> list[Tensor]:
+        """Where Tikhonov asks for second derivatives: L(x) z and z for each probe z, as calculus.laplacian draws them."""
+        if not isinstance(self.objective, Tikhonov):
+            return []
+        metric: Any = self.objective.metric
+        cometric = getattr(metric, "evaluate", metric.cometric)(images)
+        signs = [random_signs(images.shape, images, generator) for _ in range(self.objective.probes or 0)]
+        return [direction for z in signs for direction in (cometric.mv(z).view_as(z), z)]
 
     def _ordinary(self, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Terms:
         for parameter in self.parameters:
@@ -215,7 +233,7 @@ def step_function(objective: Objective, model: nn.Module, images: Tensor, labels
 
 def refuse_untraceable(objective: Objective, model: nn.Module) -> None:
     """Says why there is no fast way, where there is none."""
-    known = (Plain, GradientPenalty, NoisyInputs, AdversarialTraining)
+    known = (Plain, GradientPenalty, NoisyInputs, AdversarialTraining, Tikhonov)
     if not isinstance(objective, known):
         names = ", ".join(kind.__name__ for kind in known)
         raise ValueError(f"objective must be one of {names}; got {type(objective).__name__}, which has no fast gradients")
@@ -225,8 +243,13 @@ def refuse_untraceable(objective: Objective, model: nn.Module) -> None:
             raise ValueError(f"fast gradients penalize the gradient of the loss; got of={penalty.of!r}; call the objective")
         if isinstance(engines.resolve(penalty.engine), FiniteDifference):
             raise ValueError("fast gradients are exact; got engine='finite_difference'; call the objective for that")
-        if getattr(getattr(penalty.metric, "graph", None), "learned", False):
-            raise ValueError("fast gradients are for fixed graph weights; got weights that require grad; call the objective")
+    if getattr(getattr(getattr(penalty or objective, "metric", None), "graph", None), "learned", False):
+        raise ValueError("fast gradients are for fixed graph weights; got weights that require grad; call the objective")
+    if isinstance(objective, Tikhonov) and (objective.laplacian != "additive" or objective.probes is None):
+        raise ValueError(
+            "fast gradients of Tikhonov are for laplacian='additive' and a number of probes; "
+            f"got laplacian={objective.laplacian!r}, probes={objective.probes}; call the objective"
+        )
     refuse_spread_batches(model)
     if unwrapped(model) is not model:
         raise ValueError(
@@ -250,7 +273,7 @@ def _loss_of(objective: Objective) -> str | Loss:
 
 def _strength(objective: Objective, images: Tensor) -> Tensor:
     """eta as a tensor, so that other strengths share the compiled function; a tensor is read anew at every step."""
-    penalty = penalty_of(objective)
+    penalty = objective if isinstance(objective, Tikhonov) else penalty_of(objective)
     eta = 0.0 if penalty is None else penalty.eta
     if isinstance(eta, Tensor) and eta.device == images.device:
         return eta.detach()

@@ -58,6 +58,11 @@ LINEAR: set[Any] = {
 }
 
 
+def in_any_layout(target: Any) -> Any:
+    """The operator for a slope, which may lie in memory otherwise than its value."""
+    return torch.reshape if target in (aten.view.default, aten._unsafe_view.default) else target
+
+
 def separate_products(graph: fx.GraphModule) -> None:
     """Turns convolutions and their gradients into bilinear operators: the bias is added, each gradient stands alone."""
     for node in list(graph.graph.nodes):
@@ -104,6 +109,11 @@ def _where(y: Tensor, condition: Tensor, a: Any, b: Any, slopes: Slopes) -> Tens
     return torch.where(condition, a_slope, b_slope)
 
 
+def _copy(y: Tensor, a: Tensor, b: Tensor, slopes: Slopes) -> Tensor:
+    """What was in ``a`` is gone."""
+    return torch.zeros_like(y) if slopes[1] is None else aten.copy(a, slopes[1])
+
+
 def _var_mean(
     y: tuple[Tensor, Tensor], x: Tensor, dims: list[int], slopes: Slopes, correction: float = 1, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -126,6 +136,7 @@ RULES: dict[Any, Rule] = {
     aten.mul.Tensor: _mul,
     aten.div.Tensor: _div,
     aten.where.self: _where,
+    aten.copy.default: _copy,
     aten.var_mean.correction: _var_mean,
     aten.exp.default: _of_one(lambda y, x, slope: y * slope),
     aten.log.default: _of_one(lambda y, x, slope: slope / x),

@@ -59,7 +59,7 @@ class Tangents:
         if node not in self.slopes:
             total = self.values[node]
         elif target in rules.MOVES:
-            total = target(self.value_plus_slope(args[0]), *args[1:], **node.kwargs)
+            total = rules.in_any_layout(target)(self.value_plus_slope(args[0]), *args[1:], **node.kwargs)
         elif target is aten.add.Tensor and not node.kwargs and all(isinstance(a, fx.Node) for a in args):
             total = self.value_plus_slope(args[0]) + self.value_plus_slope(args[1])  # a weight that is used twice
         elif target in rules.BILINEAR:
@@ -78,7 +78,7 @@ class Tangents:
             moving = [i for i in rules.BILINEAR[target] if args[i] in self.slopes]
             return rules.sum_of([self._with(node, i, self.slopes[args[i]]) for i in moving])
         if target in rules.LINEAR:
-            return target(self.slopes[args[0]], *args[1:], **node.kwargs)
+            return rules.in_any_layout(target)(self.slopes[args[0]], *args[1:], **node.kwargs)
         if target in rules.RULES:
             slopes = [self.slopes.get(argument) if isinstance(argument, fx.Node) else None for argument in args]
             value = self.values[node]

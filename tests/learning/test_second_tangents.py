@@ -1,0 +1,88 @@
+"""The fast step of Tikhonov: second derivatives of a traced step are those that autograd finds, and cost what is said."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tests.compare import assert_matches
+from tests.learning.central import along, differences, flat
+from tests.learning.zoo import CLASSES, batch, make
+from wassersmooth import Euclidean, PixelGraph, Wasserstein
+from wassersmooth.learning import losses
+from wassersmooth.learning.fast import FastGradients
+from wassersmooth.learning.second_tangents import second_step_graph
+from wassersmooth.learning.tikhonov import Tikhonov
+from wassersmooth.learning.traced import plain_step
+
+METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2), mass=0.1)
+NAMES = ["batch_norm_train", "residual_train", "layer_norm", "group_norm", "glu_mish", "vision_transformer"]
+OBJECTIVES = [Tikhonov(METRIC, 0.7), Tikhonov(Euclidean(), 0.5, probes=2)]
+
+
+def traced(objective, model):
+    return FastGradients(objective, model, compile=False, cuda_graph=False)
+
+
+def gradients(model):
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
+@pytest.mark.parametrize(
+    "name", ["batch_norm_train", "residual_train", "layer_norm", "group_norm", "glu_mish", "vision_transformer"]
+)
+def test_terms_gradients_and_buffers_are_those_of_the_objective(name, objective, device, seeded):
+    model, (images, labels) = make(name, device), batch(device=device)
+    twin, fast = copy.deepcopy(model), traced(objective, model)
+    generator, other = seeded(3), seeded(3)
+    for _ in range(2):  # other probes in the second step
+        received = fast(images, labels, generator)
+        twin.zero_grad()
+        expected = objective(twin, images, labels, other)
+        expected.total.backward()
+        for one, another in zip(received, expected, strict=True):
+            assert_matches(one, another, 1e-9)
+            assert not one.requires_grad
+        assert_matches(flat(gradients(model)), flat(gradients(twin)), 1e-9)
+    for one, another in zip(model.buffers(), twin.buffers(), strict=True):
+        assert_matches(one, another, 1e-12)
+
+
+def test_the_gradient_matches_central_differences(device, seeded):
+    objective, model, (images, labels) = OBJECTIVES[0], make("residual_train", device), batch(device=device)
+    parameters = list(model.parameters())
+    expected = differences(lambda: objective(model, images, labels, seeded(1)).total, parameters)
+    traced(objective, model)(images, labels, seeded(1))
+    assert_matches(along(gradients(model), parameters), expected, 1e-6)
+
+
+def test_a_step_takes_thirteen_sweeps():
+    """Values, slopes along either direction and along both; the image itself has none along both."""
+    layers = 3
+    convolutions = [nn.Sequential(nn.Conv2d(2 if k else 1, 2, 3, padding=1, bias=False), nn.Softplus()) for k in range(layers)]
+    model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(2 * 64, CLASSES)).double()
+    images, labels = batch()
+    plain = plain_step(model, losses.resolve("cross_entropy"), images, labels)
+    state = [[tensor.detach() for tensor in model.parameters()], []]
+    with torch.no_grad():
+        pairs = [torch.randn_like(images), torch.randn_like(images)]
+        nodes = second_step_graph(plain, images, labels, torch.tensor(0.1), state, pairs).graph.nodes
+    forward = sum(node.target is torch.ops.aten.convolution.default for node in nodes)
+    masks = [tuple(node.args[-1]) for node in nodes if node.target is torch.ops.aten.convolution_backward.default]
+    back, weights = masks.count((True, False, False)), masks.count((False, True, False))
+    assert (forward, back, weights) == (4 * layers - 1, 4 * (layers - 1), 5 * layers - 1)
+
+
+@pytest.mark.parametrize(
+    ("objective", "received"),
+    [
+        (Tikhonov(METRIC, 0.1, laplacian="beltrami"), "laplacian='beltrami', probes=1"),
+        (Tikhonov(METRIC, 0.1, laplacian=None), "laplacian=None, probes=1"),
+        (Tikhonov(METRIC, 0.1, probes=None), "laplacian='additive', probes=None"),
+    ],
+)
+def test_what_has_no_fast_way_is_refused(objective, received):
+    with pytest.raises(ValueError, match=f"additive' and a number of probes; got {received}; call the objective"):
+        FastGradients(objective, make("batch_norm_train"))
