@@ -13,6 +13,21 @@ import torch
 from torch import nn
 
 
+def places(model: nn.Module) -> dict[str, str]:
+    """Where parameters and buffers are held -> the name of each in ``named_parameters()`` and ``named_buffers()``.
+
+    A weight that two layers share has two places. A layer with two names has one: ``torch.func.functional_call``, left to
+    find the other name itself, would not put the layer's own tensors back.
+    """
+    names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    found = {}
+    for path, module in model.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                found[f"{path}.{name}" if path else name] = names[id(tensor)]
+    return found
+
+
 class RandomState:
     """The state of the generators that a pass over these images draws from."""
 

@@ -29,6 +29,6 @@ def _fingerprint(graph: fx.GraphModule) -> str:
         elif node.op == "get_attr":
             constant = getattr(graph, node.target)
             digest.update(repr((constant.shape, constant.dtype, constant.device)).encode())
-            digest.update(constant.detach().cpu().numpy().tobytes())
-    precision = (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
+            digest.update(constant.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    precision = (torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision)  # type: ignore[attr-defined]
     return digest.hexdigest() + repr(precision)

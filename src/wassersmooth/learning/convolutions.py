@@ -262,7 +262,10 @@ def _is_for_us(a: fx.Node, weight: fx.Node, settings: Any, anywhere: bool) -> bo
     images, value = a.meta["val"], weight.meta["val"]
     if not usable(images, value):
         return False
-    return anywhere or (images.is_cuda and wins(shape_of(images, value, *settings), len(images)))
+    shape = shape_of(images, value, *settings)
+    if len(images) * shape.out_channels * shape.out_size[0] * shape.out_size[1] > LARGEST:
+        return False
+    return anywhere or (images.is_cuda and wins(shape, len(images)))
 
 
 def _gradient(node: Any, which: int) -> fx.Node | None:

@@ -7,30 +7,27 @@ sweeps over the network where a plain step takes 3; torch.compile fuses it; a CU
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from wassersmooth import _checks
-from wassersmooth.geometry.randomness import random_signs
-from wassersmooth.learning import compiled, engines, losses
+from wassersmooth.learning import compiled, losses
 from wassersmooth.learning.agreement import gap_between
 from wassersmooth.learning.convolutions import replace_convolutions
-from wassersmooth.learning.engines import FiniteDifference
 from wassersmooth.learning.frozen import FrozenModel
-from wassersmooth.learning.losses import Loss
 from wassersmooth.learning.memory_plan import keep_chosen_values
-from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
-from wassersmooth.learning.parallel import is_compiled, refuse_spread_batches, unwrapped
+from wassersmooth.learning.objectives import AdversarialTraining, NoisyInputs, Plain
 from wassersmooth.learning.penalty_operator import meaning, squares_and_directions
 from wassersmooth.learning.replayed import Replayed
 from wassersmooth.learning.second_tangents import second_step_graph
 from wassersmooth.learning.tangents import Tangents
 from wassersmooth.learning.terms import Objective, Terms
-from wassersmooth.learning.tikhonov import Tikhonov
-from wassersmooth.learning.traced import PlainStep, elementary, plain_step
+from wassersmooth.learning.traceable import directions_of, inputs_of, loss_of, penalty_of, refuse_untraceable, strength_of
+from wassersmooth.learning.traced import PlainStep, apart, elementary, plain_step
 from wassersmooth.model_state import untouched
 
 TOLERANCE = {torch.float32: 2e-2, torch.float64: 1e-5}  # tf32 convolutions are allowed to be as wrong as they are
@@ -40,12 +37,13 @@ TOLERANCE_AUTOCAST = 0.2  # in half precision; a wrong kernel is off by more
 class FastGradients:
     """``gradients(images, labels)`` in place of ``objective(model, images, labels).total.backward()``.
 
-    The terms come back as constants, and every trained parameter has its gradient in ``grad``, in place of what was there.
-    Call ``optimizer.step()`` next. Buffers move as in one plain forward pass.
+    The terms come back as constants, and every trained parameter has its gradient in ``grad``, in place of what was there:
+    gradients are not accumulated, and ``zero_grad`` is not needed. Call ``optimizer.step()`` next. Buffers move as in one plain
+    forward pass.
 
     The first call traces, compiles and captures, which takes from seconds to a minute, and compares its gradients with those
-    of the ordinary way. It settles the shape of the batch, the model's mode, autocast and the generator; a call with others
-    goes the ordinary way.
+    of the ordinary way. It settles the shape of the batch, the model's tensors and modes, autocast and the generator; a call
+    with others goes the ordinary way. What the model keeps in plain Python, such as the rate of a dropout, stays as it was.
 
     Arguments:
         objective: Plain, NoisyInputs, AdversarialTraining, GradientPenalty of the loss with an exact engine, or Tikhonov with
@@ -61,22 +59,21 @@ class FastGradients:
     ) -> None:
         refuse_untraceable(objective, model)
         self.objective, self.model = objective, model
-        self.penalty = penalty_of(objective)
         self.compile, self.cuda_graph, self.verify = compile, cuda_graph, verify
-        self.asked: nn.Module = FrozenModel(model)
-        self.modules, self.parameters, self.buffers = list(model.modules()), list(model.parameters()), list(model.buffers())
+        self.modules: list[nn.Module] = []
         self.trained: list[nn.Parameter] = []
+        self.untrained: list[nn.Parameter] = []
+        self.buffers: list[Tensor] = []
         self.run: Callable[[Tensor, Tensor], Any] | None = None
         self.settled: object = None
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Terms:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)"""
-        situation = self._situation(images, labels, generator)
         if self.run is None:
             self._check(images, labels)
             self.run = self._prepare(images, labels, generator)
-            self.settled = situation
-        if situation != self.settled:
+            self.settled = self._situation(images, labels, generator)
+        elif self._situation(images, labels, generator) != self.settled:
             return self._ordinary(images, labels, generator)
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             loss, penalty, gradients, moved = self.run(images, labels)
@@ -84,104 +81,86 @@ class FastGradients:
             _copy_all(self.buffers, moved)
         for parameter, gradient in zip(self.trained, gradients, strict=True):
             parameter.grad = gradient
+        for parameter in self.untrained:
+            parameter.grad = None
         return Terms(loss, penalty, loss + penalty)
 
     def _prepare(self, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Callable[[Tensor, Tensor], Any]:
-        images = images.detach().contiguous(memory_format=_memory_format(self.model))
-        plain = self._traced(images, labels)
-        named = dict(self.model.named_parameters())
-        self.trained = [named[name] for name in plain.gradients]
-        eta = _strength(self.objective, images)
-        state = [[tensor.detach() for tensor in tensors] for tensors in (self.parameters, self.buffers)]
-        with torch.autocast(images.device.type, enabled=False), torch.no_grad():  # its casts are in the graph already
-            pairs = self._directions(images, torch.Generator(images.device).manual_seed(0))
-            if pairs:
-                graph = second_step_graph(plain, images, labels, eta, state, pairs)
-            else:
-                graph = step_graph(plain, self.objective, images, labels, eta, state)
-            function: Callable[..., Any] = graph
-            if self.compile and images.is_cuda:  # what follows was measured there
-                replace_convolutions(graph)
-                function = compiled.shared(graph, keep_chosen_values(graph))
-            elif self.compile:
-                function = compiled.shared(graph)
-            if self.compile and isinstance(self.objective, AdversarialTraining):
-                self.asked = torch.compile(self.asked, dynamic=False)  # type: ignore[assignment]
+        objective, model, device, layout = self.objective, self.model, images.device, _memory_format(self.model)
+        images = images.detach().contiguous(memory_format=layout)
+        self.modules, self.buffers = list(model.modules()), list(model.buffers())
+        eta, state = strength_of(objective, images), [[t.detach() for t in ts] for ts in (model.parameters(), self.buffers)]
+        with _told_what_fails():
+            plain = plain_step(model, losses.resolve(loss_of(objective)), images, labels)
+            with torch.autocast(device.type, enabled=False), torch.no_grad():  # its casts are in the graph already
+                probes = directions_of(objective, images, torch.Generator(device).manual_seed(0))
+                if len(probes) > 2 and plain.is_random:
+                    raise RuntimeError("it draws random numbers, which several probes would have to share: probes=1 works")
+                if probes:
+                    graph = second_step_graph(plain, images, labels, eta, state, probes)
+                else:
+                    graph = step_graph(plain, objective, images, labels, eta, state)
+        self.trained = [parameter for name, parameter in model.named_parameters() if name in plain.gradients]
+        self.untrained = [parameter for name, parameter in model.named_parameters() if name not in plain.gradients]
+        function, asked = self._compiled(graph, images), FrozenModel(model)
+        if self.compile and isinstance(objective, AdversarialTraining):
+            asked = torch.compile(asked, dynamic=False)  # type: ignore[assignment]
+        metric, attacking = getattr(penalty_of(objective), "metric", None), _autocast_as_now(device)
 
         def at(inputs: Tensor, labels: Tensor, generator: torch.Generator | None) -> Any:
-            further = [pairs] if (pairs := self._directions(inputs, generator)) else []
-            with meaning(None if self.penalty is None else self.penalty.metric):
+            further = [probes] if (probes := directions_of(objective, inputs, generator)) else []
+            with meaning(metric):
                 return function(inputs, labels, eta, *state, *further)
 
         def step(images: Tensor, labels: Tensor) -> Any:
-            return at(self._inputs(images, labels, generator), labels, generator)
+            with attacking:
+                inputs = inputs_of(objective, model, asked, images, labels, generator)
+            return at(inputs.contiguous(memory_format=layout), labels, generator)
 
         if self.verify and not plain.is_random:
-            drawn = torch.Generator(images.device)
-            self._compare(lambda x: at(x, labels, drawn.manual_seed(0))[2], images, labels, list(plain.gradients))
+            drawn = torch.Generator(device)
+            self._compare(lambda x: at(x, labels, drawn.manual_seed(0)), images, labels, list(plain.gradients))
         if not (self.cuda_graph and images.is_cuda):
             return step
-        with torch.autocast(images.device.type, enabled=False), torch.no_grad():
+        with torch.autocast(device.type, enabled=False), torch.no_grad():
             return Replayed(step, (images, labels), generator)
 
-    def _traced(self, images: Tensor, labels: Tensor) -> PlainStep:
-        try:
-            return plain_step(self.model, losses.resolve(_loss_of(self.objective)), images, labels)
-        except ValueError:
-            raise  # about the outputs or the loss, in words of our own
-        except Exception as error:  # whatever the model's code runs into, and all that torch cannot trace
-            raise RuntimeError(
-                f"this model cannot be traced ({_checks.first_line(error, 200)}); use the objective itself, "
-                "objective(model, images, labels)"
-            ) from error
-
-    def _inputs(self, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Where the loss is taken."""
-        if isinstance(self.objective, AdversarialTraining):
-            attack: Any = self.objective.attack
-            if not hasattr(attack, "perturb"):
-                return self.objective.inputs(self.model, images, labels, generator)
-            with torch.enable_grad():  # the attack itself: state is taken care of, and nothing waits for the device
-                attacked: Tensor = attack.perturb(self.asked, images.clone(), labels, generator)
-                return attacked.detach()
-        if isinstance(self.objective, NoisyInputs):
-            return self.objective.inputs(self.model, images, labels, generator)
-        return images
-
-    def _directions(self, images: Tensor, generator: torch.Generator | None) -> list[Tensor]:
-        """Where Tikhonov asks for second derivatives: L(x) z and z for each probe z, as calculus.laplacian draws them."""
-        if not isinstance(self.objective, Tikhonov):
-            return []
-        metric: Any = self.objective.metric
-        cometric = getattr(metric, "evaluate", metric.cometric)(images)
-        signs = [random_signs(images.shape, images, generator) for _ in range(self.objective.probes or 0)]
-        return [direction for z in signs for direction in (cometric.mv(z).view_as(z), z)]
+    def _compiled(self, graph: fx.GraphModule, images: Tensor) -> Callable[..., Any]:
+        if not self.compile:
+            return graph
+        if not images.is_cuda:
+            return compiled.shared(graph)
+        replace_convolutions(graph)  # this and the plan were measured on CUDA
+        return compiled.shared(graph, keep_chosen_values(graph))
 
     def _ordinary(self, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Terms:
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.model.zero_grad(set_to_none=True)
         terms = self.objective(self.model, images, labels, generator)
         terms.total.backward()  # type: ignore[no-untyped-call]
         return Terms(*(term.detach() for term in terms))
 
-    def _compare(self, fast: Callable[[Tensor], list[Tensor]], images: Tensor, labels: Tensor, names: list[str]) -> None:
+    def _compare(self, fast: Callable[[Tensor], Any], images: Tensor, labels: Tensor, names: list[str]) -> None:
         """Raises where some part of the model is differentiated otherwise than by autograd: straight-through tricks, say."""
-        device = images.device
-        with untouched(self.model, device, frozen=False):
-            inputs, objective = images, self.objective
+        model, device, objective, inputs = self.model, images.device, self.objective, images
+        with untouched(model, device, frozen=False):
             if isinstance(objective, AdversarialTraining | NoisyInputs):
                 drawn = torch.Generator(device).manual_seed(0)
-                inputs = objective.inputs(self.model, images, labels, drawn)
-                objective = self.penalty or Plain(objective.loss)
-            for parameter in self.parameters:
-                parameter.grad = None
-            objective(self.model, inputs, labels, torch.Generator(device).manual_seed(0)).total.backward()  # type: ignore[no-untyped-call]
-            exact = {name: p.grad.double() for name, p in self.model.named_parameters() if p.grad is not None}
+                inputs = objective.inputs(model, images, labels, drawn)
+                objective = penalty_of(objective) or Plain(objective.loss)
+            model.zero_grad(set_to_none=True)
+            objective(model, inputs, labels, torch.Generator(device).manual_seed(0)).total.backward()  # type: ignore[no-untyped-call]
+            exact = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+            expected = [buffer.detach().clone() for buffer in model.buffers()]
         with torch.autocast(device.type, enabled=False), torch.no_grad():
-            found = dict(zip(names, (g.double() for g in fast(inputs)), strict=True))
-        gap = gap_between(found, exact)
+            _, _, gradients, moved = fast(inputs)
         half = torch.is_autocast_enabled(device.type)
-        if max(gap.relative, gap.worst_relative) > (TOLERANCE_AUTOCAST if half else TOLERANCE[images.dtype]):
+        near = (0.2, 1e-2) if half else (1e-2, 1e-3)  # relative and absolute
+        if not all(torch.allclose(a.double(), b.double(), *near) for a, b in zip(moved, expected, strict=True)):
+            raise RuntimeError(
+                "this model replaces its buffers, where it should change them in place; use the objective itself"
+            )
+        gap = gap_between(dict(zip(names, (g.double() for g in gradients), strict=True)), exact)
+        if not max(gap.relative, gap.worst_relative) <= (TOLERANCE_AUTOCAST if half else TOLERANCE[images.dtype]):  # nor nan
             raise RuntimeError(
                 f"the traced gradient of this model is off by {100 * gap.relative:.2g} % (most in {gap.worst}): some part of "
                 "it has a backward pass of its own; use the objective itself, objective(model, images, labels)"
@@ -191,15 +170,42 @@ class FastGradients:
         _checks.batch("images", images)
         _checks.labels(labels, images)
         self.objective.check(self.model, images)
+        penalized: Any = penalty_of(self.objective) or self.objective
+        eta, metric = getattr(penalized, "eta", None), getattr(penalized, "metric", None)
+        if isinstance(eta, Tensor) and eta.device != images.device:
+            raise ValueError(f"eta must be on the device of the images, {images.device}; got {eta.device}; move it there")
+        if metric is not None:
+            metric.cometric(images)  # which looks at their values and their size; later batches are trusted
 
     def _situation(self, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> object:
-        """All that the prepared function was made for. Replays also need the weights where they were."""
+        """All that the prepared function was made for."""
         kind = images.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        modes = tuple(module.training for module in self.modules)
-        places = tuple(parameter.data_ptr() for parameter in self.parameters) if self.cuda_graph else ()
+        modules = [(module.training, *map(id, module._modules.values())) for module in self.modules]
+        held = (t for module in self.modules for t in (*module._parameters.values(), *module._buffers.values()))
+        tensors = [(id(t), t.data_ptr(), t.requires_grad) for t in held if t is not None]
         batch = (images.shape, images.dtype, images.device, labels.shape, labels.dtype)
-        return batch, modes, autocast, places, None if generator is None else id(generator)
+        return batch, modules, tensors, autocast, None if generator is None else id(generator)
+
+
+@contextmanager
+def _told_what_fails() -> Iterator[None]:
+    try:
+        yield
+    except ValueError:
+        raise  # about the outputs or the loss, in words of our own
+    except Exception as error:  # whatever the model's code runs into, and all that torch cannot trace
+        raise RuntimeError(
+            f"this model cannot be traced ({_checks.first_line(error, 200)}); use the objective itself, "
+            "objective(model, images, labels)"
+        ) from error
+
+
+def _autocast_as_now(device: torch.device) -> torch.autocast:
+    """For what happens at every step though the step itself is traced: the attack. Captured, its casts must not be cached."""
+    kind = device.type
+    on = torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=on, cache_enabled=False)
 
 
 def step_graph(
@@ -218,66 +224,17 @@ def step_graph(
             penalty = factor * squares.mean()
             tangents.push(plain.images, 2 * factor * directions)
         gradients = [tangents.value_plus_slope(node) for node in plain.gradients.values()]
-        return loss, penalty, gradients, [tangents.values[node] for node in plain.buffers]
+        return loss, penalty, apart(gradients), [tangents.values[node] for node in plain.buffers]
 
     return elementary(step, (images, labels, eta, *state))
 
 
 def step_function(objective: Objective, model: nn.Module, images: Tensor, labels: Tensor) -> fx.GraphModule:
     """:func:`step_graph` for a model as it is."""
-    plain = plain_step(model, losses.resolve(_loss_of(objective)), images, labels)
+    plain = plain_step(model, losses.resolve(loss_of(objective)), images, labels)
     state = [[tensor.detach() for tensor in tensors] for tensors in (model.parameters(), model.buffers())]
     with torch.no_grad():
-        return step_graph(plain, objective, images, labels, _strength(objective, images), state)
-
-
-def refuse_untraceable(objective: Objective, model: nn.Module) -> None:
-    """Says why there is no fast way, where there is none."""
-    known = (Plain, GradientPenalty, NoisyInputs, AdversarialTraining, Tikhonov)
-    if not isinstance(objective, known):
-        names = ", ".join(kind.__name__ for kind in known)
-        raise ValueError(f"objective must be one of {names}; got {type(objective).__name__}, which has no fast gradients")
-    penalty = penalty_of(objective)
-    if penalty is not None:
-        if penalty.of != "loss":
-            raise ValueError(f"fast gradients penalize the gradient of the loss; got of={penalty.of!r}; call the objective")
-        if isinstance(engines.resolve(penalty.engine), FiniteDifference):
-            raise ValueError("fast gradients are exact; got engine='finite_difference'; call the objective for that")
-    if getattr(getattr(getattr(penalty or objective, "metric", None), "graph", None), "learned", False):
-        raise ValueError("fast gradients are for fixed graph weights; got weights that require grad; call the objective")
-    if isinstance(objective, Tikhonov) and (objective.laplacian != "additive" or objective.probes is None):
-        raise ValueError(
-            "fast gradients of Tikhonov are for laplacian='additive' and a number of probes; "
-            f"got laplacian={objective.laplacian!r}, probes={objective.probes}; call the objective"
-        )
-    refuse_spread_batches(model)
-    if unwrapped(model) is not model:
-        raise ValueError(
-            f"fast gradients go around {type(model).__name__}, which averages gradients; hand over the model inside, or call "
-            "the objective"
-        )
-    if is_compiled(model):
-        raise ValueError("fast gradients compile the step themselves; got a compiled model; hand over the model as it was")
-
-
-def penalty_of(objective: Objective) -> GradientPenalty | None:
-    """The gradient penalty that an objective is or has."""
-    found = objective if isinstance(objective, GradientPenalty) else getattr(objective, "penalty", None)
-    return found if isinstance(found, GradientPenalty) else None
-
-
-def _loss_of(objective: Objective) -> str | Loss:
-    loss: str | Loss = (penalty_of(objective) or objective).loss  # type: ignore[attr-defined]
-    return loss
-
-
-def _strength(objective: Objective, images: Tensor) -> Tensor:
-    """eta as a tensor, so that other strengths share the compiled function; a tensor is read anew at every step."""
-    penalty = objective if isinstance(objective, Tikhonov) else penalty_of(objective)
-    eta = 0.0 if penalty is None else penalty.eta
-    if isinstance(eta, Tensor) and eta.device == images.device:
-        return eta.detach()
-    return torch.tensor(float(eta), dtype=images.dtype, device=images.device)
+        return step_graph(plain, objective, images, labels, strength_of(objective, images), state)
 
 
 def _memory_format(model: nn.Module) -> torch.memory_format:

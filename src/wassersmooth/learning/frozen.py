@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from wassersmooth.model_state import places
+
 
 class FrozenModel(nn.Module):
     """The model with its parameters and buffers as constants, read anew at every call.
@@ -15,9 +17,11 @@ class FrozenModel(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.places = places(model)
 
     def forward(self, images: Tensor) -> Tensor:
         state = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
         state |= {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        outputs: Tensor = torch.func.functional_call(self.model, state, (images,))
+        everywhere = {place: state[name] for place, name in self.places.items()}
+        outputs: Tensor = torch.func.functional_call(self.model, everywhere, (images,), tie_weights=False)
         return outputs

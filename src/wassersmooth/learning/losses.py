@@ -66,7 +66,8 @@ def one_hot(labels: Tensor, outputs: Tensor) -> Tensor:
     _checks.labels_for_outputs(labels, outputs)
     if labels.is_floating_point():
         return labels.to(outputs.dtype)
-    return F.one_hot(labels, outputs.shape[1]).to(outputs.dtype)
+    classes = torch.arange(outputs.shape[1], device=labels.device)
+    return (labels.unsqueeze(1) == classes).to(outputs.dtype)  # F.one_hot looks at the values, which a tracer cannot
 
 
 def log_sum_exp(values: Tensor, dim: int = 1) -> Tensor:

@@ -67,7 +67,7 @@ class Passes:
             buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
             recorder = RecordDraws()
             with recorder, attention_written_out():  # its dropout is then one that the recorder sees
-                outputs = torch.func.functional_call(self.inner, buffers, (z,))
+                outputs = torch.func.functional_call(self.inner, buffers, (z,), tie_weights=False)
             return outputs, (buffers, recorder.draws)
 
         outputs, pullback, (moved, self.draws) = torch.func.vjp(forward, x.detach(), has_aux=True)  # type: ignore[misc]
@@ -81,7 +81,7 @@ class Passes:
         refuse_spread_batches(self.model)
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         with self._same_draws(), mode or nullcontext():
-            outputs: Tensor = torch.func.functional_call(self.inner, buffers, (x,))
+            outputs: Tensor = torch.func.functional_call(self.inner, buffers, (x,), tie_weights=False)
         return outputs
 
     def _same_draws(self) -> AbstractContextManager[Any]:

@@ -34,7 +34,7 @@ def meaning(metric: PenaltyMetric | None) -> Iterator[None]:
 def _squares_and_directions(images: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """g' L(x) g and L(x) g. # shape: (B, C, H, W), both -> (B,) and (B, C, H, W)"""
     metric = _meant.get()
-    cometric = getattr(metric, "evaluate", metric.cometric)(images)  # the values of images were looked at once, before
+    cometric = getattr(metric, "evaluate", metric.cometric)(images)  # the first batch was looked at; the others are trusted
     square, direction = cometric.quad(g), cometric.mv(g)
     if direction.stride() != g.stride():  # the compiler was promised the layout of g
         direction = torch.empty_like(g).copy_(direction)

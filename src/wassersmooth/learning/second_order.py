@@ -89,7 +89,8 @@ def _probe(path: str, call: Call) -> Verdict:
     def function(z: Tensor) -> Tensor:
         state.restore()
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        outputs = torch.func.functional_call(module, buffers, (*args[:place], z, *args[place + 1 :]), kwargs)
+        moved = (*args[:place], z, *args[place + 1 :])
+        outputs = torch.func.functional_call(module, buffers, moved, kwargs, tie_weights=False)
         return _first_float(outputs)
 
     unknowns: list[Tensor] = [parameter for parameter in module.parameters() if parameter.requires_grad]

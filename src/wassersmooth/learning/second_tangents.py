@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from wassersmooth.learning.tangent_rules import separate_products
 from wassersmooth.learning.tangents import Tangents
-from wassersmooth.learning.traced import PlainStep, elementary
+from wassersmooth.learning.traced import PlainStep, apart, elementary
 
 
 def second_step_graph(
@@ -47,7 +47,7 @@ def second_step_graph(
                 gradients, penalty = [tangents.values[node] for node in rest[:number]], torch.zeros_like(loss)
             penalty = penalty + second
             gradients = [gradient + slope for gradient, slope in zip(gradients, slopes, strict=True)]
-        return loss, penalty, gradients, moved
+        return loss, penalty, apart(gradients), moved
 
     return elementary(step, (images, labels, eta, *state, pairs))
 

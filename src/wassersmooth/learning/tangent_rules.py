@@ -148,5 +148,12 @@ RULES: dict[Any, Rule] = {
 }
 
 
+def covers(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether there is a rule, also for these arguments: not for a sum with a factor, or a variance over everything."""
+    if target is aten.var_mean.correction:
+        return len(args) == 2 and args[1] is not None and kwargs.get("correction", 1) is not None
+    return target in RULES and not kwargs
+
+
 def sum_of(terms: list[Tensor]) -> Tensor:
     return terms[0] if len(terms) == 1 else terms[0] + terms[1]

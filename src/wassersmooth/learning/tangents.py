@@ -79,12 +79,14 @@ class Tangents:
             return rules.sum_of([self._with(node, i, self.slopes[args[i]]) for i in moving])
         if target in rules.LINEAR:
             return rules.in_any_layout(target)(self.slopes[args[0]], *args[1:], **node.kwargs)
-        if target in rules.RULES:
+        if rules.covers(target, args, node.kwargs):
             slopes = [self.slopes.get(argument) if isinstance(argument, fx.Node) else None for argument in args]
             value = self.values[node]
             slope = rules.RULES[target](value, *self._values(args), slopes=slopes, **self._values(node.kwargs))
-            narrow = isinstance(slope, Tensor) and slope.shape != value.shape  # an argument that is broadcast
-            return slope.expand_as(value) if narrow else slope
+            if not isinstance(slope, Tensor):
+                return slope
+            slope = slope.to(value.dtype)  # of an argument that was narrower than the others
+            return slope if slope.shape == value.shape else slope.expand_as(value)  # or that was broadcast
         return self._slope_by_torch(node)
 
     def _with(self, node: fx.Node, position: int, changed: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ class Tangents:
 
 def _is_constant(node: fx.Node, value: Any) -> bool:
     """Whole numbers, random draws and updates of buffers have no derivative."""
-    if isinstance(value, Tensor) and not value.is_floating_point():
+    if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
         return True
     schema, tags = getattr(node.target, "_schema", None), getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags or (schema is not None and schema.is_mutable)

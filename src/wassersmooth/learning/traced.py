@@ -18,6 +18,7 @@ from wassersmooth.learning import losses
 from wassersmooth.learning.losses import Loss
 from wassersmooth.learning.substitution import attention_written_out
 from wassersmooth.learning.tangent_rules import separate_products
+from wassersmooth.model_state import places, untouched
 
 aten = torch.ops.aten
 
@@ -30,20 +31,16 @@ COMPOUND = [
     *(aten._log_softmax, aten._log_softmax_backward_data, aten.native_dropout, aten.native_dropout_backward),
     *(aten.logsumexp, aten.addmm, aten.baddbmm, aten.gelu, aten.gelu_backward, aten.softplus, aten.softplus_backward),
 ]
-SHAPE_ONLY = (aten.full_like.default, aten.zeros_like.default)
 
 
 def elementary(function: Callable[..., Any], examples: Sequence[Any]) -> fx.GraphModule:
-    """The function as a graph of elementary operators, each value computed once and none in vain."""
+    """The function as a graph of elementary operators, none of them in vain."""
     from torch._decomp import core_aten_decompositions, get_decompositions  # slow to import, and rarely needed
     from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.passes.dialect.common.cse_pass import CSEPass
 
     table = {**core_aten_decompositions(), **get_decompositions(COMPOUND)}
     functional = torch.func.functionalize(function, remove="mutations")
     graph = make_fx(functional, decomposition_table=table, tracing_mode="fake")(*examples)
-    graph.graph.eliminate_dead_code()
-    CSEPass()(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
@@ -70,7 +67,7 @@ def plain_step(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> 
     """Traces forward and backward pass of a batch of this shape, in the model's present mode."""
     names = [name for name, _ in model.named_parameters()]
     buffer_names = [name for name, _ in model.named_buffers()]
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    held, trained = places(model), [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
     def step(images: Tensor, labels: Tensor, parameters: list[Tensor], buffers: list[Tensor]) -> tuple[Any, ...]:
         state = dict(zip(names, parameters, strict=True))
@@ -78,8 +75,9 @@ def plain_step(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> 
         def mean_loss(x: Tensor, weights: dict[str, Tensor]) -> tuple[Tensor, Any]:
             moved = [buffer.clone() for buffer in buffers]
             everything = state | weights | dict(zip(buffer_names, moved, strict=True))
+            everywhere = {place: everything[name] for place, name in held.items()}
             with attention_written_out():
-                outputs = torch.func.functional_call(model, everything, (x,))
+                outputs = torch.func.functional_call(model, everywhere, (x,), tie_weights=False)
             per_image = losses.evaluate(loss, outputs, labels)
             return per_image.mean(), (per_image, moved)
 
@@ -93,15 +91,25 @@ def plain_step(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> 
     outputs: Any = graph.graph.output_node().args[0]
     per_image, g, *rest = outputs
     gradients = dict(zip(trained, rest, strict=False))
-    moving = _depending(graph.graph)
-    reached = {name: node for name, node in gradients.items() if node in moving}  # torch gives zeros to the others
+    reached = {name: gradients[name] for name in _reached(model, loss, images, labels)}  # torch gives zeros to the others
     return PlainStep(graph, graph.graph.find_nodes(op="placeholder")[0], per_image, g, reached, rest[len(trained) :])
 
 
-def _depending(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that depend on the values of some input, not on its shape alone."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.target not in SHAPE_ONLY and (node.op == "placeholder" or any(n in found for n in node.all_input_nodes)):
-            found.add(node)
+def apart(tensors: list[Tensor]) -> list[Tensor]:
+    """The same, each in memory of its own: two weights may have one gradient, and whoever clips would do so twice."""
+    found: list[Tensor] = []
+    for tensor in tensors:
+        shared = any(tensor is other for other in found) or any(stride == 0 for stride in tensor.stride())
+        found.append(tensor.clone(memory_format=torch.contiguous_format) if shared else tensor)
     return found
+
+
+def _reached(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> list[str]:
+    """The trained parameters that the loss depends on, as autograd sees it."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with untouched(model, images.device, frozen=False), torch.enable_grad():
+        value = losses.evaluate(loss, model(images), labels).mean()
+        if not (trained and value.requires_grad):
+            return []
+        found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+    return [name for name, gradient in zip(trained, found, strict=True) if gradient is not None]

@@ -1,0 +1,93 @@
+"""What the fast way has to know of an objective: whether there is one, and what changes from step to step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wassersmooth.geometry.randomness import random_signs
+from wassersmooth.learning import engines
+from wassersmooth.learning.engines import FiniteDifference
+from wassersmooth.learning.losses import Loss
+from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
+from wassersmooth.learning.parallel import is_compiled, refuse_spread_batches, unwrapped
+from wassersmooth.learning.terms import Objective
+from wassersmooth.learning.tikhonov import Tikhonov
+
+
+def refuse_untraceable(objective: Objective, model: nn.Module) -> None:
+    """Says why there is no fast way, where there is none."""
+    known = (Plain, GradientPenalty, NoisyInputs, AdversarialTraining, Tikhonov)
+    if not isinstance(objective, known):
+        names = ", ".join(kind.__name__ for kind in known)
+        raise ValueError(f"objective must be one of {names}; got {type(objective).__name__}, which has no fast gradients")
+    penalty = penalty_of(objective)
+    if penalty is not None:
+        if penalty.of != "loss":
+            raise ValueError(f"fast gradients penalize the gradient of the loss; got of={penalty.of!r}; call the objective")
+        if isinstance(engines.resolve(penalty.engine), FiniteDifference):
+            raise ValueError("fast gradients are exact; got engine='finite_difference'; call the objective for that")
+    if getattr(getattr(getattr(penalty or objective, "metric", None), "graph", None), "learned", False):
+        raise ValueError("fast gradients are for fixed graph weights; got weights that require grad; call the objective")
+    if isinstance(objective, Tikhonov) and (objective.laplacian != "additive" or objective.probes is None):
+        raise ValueError(
+            "fast gradients of Tikhonov are for laplacian='additive' and a number of probes; "
+            f"got laplacian={objective.laplacian!r}, probes={objective.probes}; call the objective"
+        )
+    refuse_spread_batches(model)
+    if unwrapped(model) is not model:
+        raise ValueError(
+            f"fast gradients go around {type(model).__name__}, which averages gradients; call the objective, or hand over the "
+            "model inside and average them yourself"
+        )
+    if is_compiled(model):
+        raise ValueError("fast gradients compile the step themselves; got a compiled model; hand over the model as it was")
+
+
+def penalty_of(objective: Objective) -> GradientPenalty | None:
+    """The gradient penalty that an objective is or has."""
+    found = objective if isinstance(objective, GradientPenalty) else getattr(objective, "penalty", None)
+    return found if isinstance(found, GradientPenalty) else None
+
+
+def loss_of(objective: Objective) -> str | Loss:
+    loss: str | Loss = (penalty_of(objective) or objective).loss  # type: ignore[attr-defined]
+    return loss
+
+
+def strength_of(objective: Objective, images: Tensor) -> Tensor:
+    """eta as a tensor, so that other strengths share the compiled function; a tensor is read anew at every step."""
+    penalty = objective if isinstance(objective, Tikhonov) else penalty_of(objective)
+    eta = 0.0 if penalty is None else penalty.eta
+    if isinstance(eta, Tensor) and eta.device == images.device:
+        return eta.detach()
+    return torch.tensor(float(eta), dtype=images.dtype, device=images.device)
+
+
+def inputs_of(
+    objective: Objective, model: nn.Module, asked: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """Where the loss is taken."""
+    if isinstance(objective, NoisyInputs):
+        return objective.inputs(model, images, labels, generator)
+    if not isinstance(objective, AdversarialTraining):
+        return images
+    attack: Any = objective.attack
+    with torch.enable_grad():
+        if not hasattr(attack, "perturb"):
+            return objective.inputs(model, images, labels, generator)
+        # The attack itself: state is taken care of, and nothing waits for the device.
+        attacked: Tensor = attack.perturb(asked, images.clone(), labels, generator)
+        return attacked.detach()
+
+
+def directions_of(objective: Objective, images: Tensor, generator: torch.Generator | None) -> list[Tensor]:
+    """Where Tikhonov asks for second derivatives: L(x) z and z for each probe z, as calculus.laplacian draws them."""
+    if not isinstance(objective, Tikhonov):
+        return []
+    metric: Any = objective.metric
+    cometric = getattr(metric, "evaluate", metric.cometric)(images)
+    signs = [random_signs(images.shape, images, generator) for _ in range(objective.probes or 0)]
+    return [direction for z in signs for direction in (cometric.mv(z), z)]

@@ -1,0 +1,255 @@
+"""Fast gradients of models that are unusual, or change under way: right, by the ordinary way, or refused."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.compare import assert_matches
+from tests.learning.central import flat
+from tests.learning.zoo import CLASSES, batch, make, smooth_net
+from wassersmooth import PixelGraph, Wasserstein
+from wassersmooth.learning import compiled
+from wassersmooth.learning.fast import FastGradients
+from wassersmooth.learning.frozen import FrozenModel
+from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
+from wassersmooth.learning.tikhonov import Tikhonov
+from wassersmooth.learning.traced import elementary
+
+METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2), mass=0.1)
+PENALTY = GradientPenalty(METRIC, eta=0.7)
+
+
+def traced(objective, model, **options):
+    return FastGradients(objective, model, compile=False, cuda_graph=False, **options)
+
+
+def gradients(model):
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+
+
+def assert_same(fast, objective, model, images, labels, tolerance=1e-9):
+    """A step of ``fast`` is the step of the objective on a twin of the model."""
+    twin = copy.deepcopy(model)
+    twin.zero_grad()
+    expected = objective(twin, images, labels)
+    expected.total.backward()
+    assert_matches(fast(images, labels).total, expected.total.detach(), tolerance)
+    assert_matches(flat(gradients(model)), flat(gradients(twin)), tolerance)
+    assert [p.grad is None for p in model.parameters()] == [p.grad is None for p in twin.parameters()]
+    for one, other in zip(model.buffers(), twin.buffers(), strict=True):
+        assert_matches(one, other, 1e-9)
+
+
+class TwoNames(nn.Module):
+    """One layer and one norm, each under two names, and one weight in two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm, self.tied = nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64)
+        self.b, self.again, self.last = self.a, self.norm, nn.Linear(64, CLASSES)
+        self.tied.weight = self.a.weight
+
+    def forward(self, x):
+        hidden = torch.tanh(self.again(self.b(torch.tanh(self.norm(self.a(x.flatten(1)))))))
+        return self.last(torch.tanh(self.tied(hidden)))
+
+
+class Spectral(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(2 * 64, CLASSES)
+
+    def forward(self, x):
+        return self.last(torch.fft.irfft2(torch.fft.rfft2(self.first(x)) ** 2, s=(8, 8)).flatten(1))
+
+
+class Arithmetic(nn.Module):
+    """Sums with a factor, a variance over everything, and a weight of another precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x.flatten(1)))
+        hidden = torch.add(hidden, hidden * hidden, alpha=2) - torch.var_mean(hidden)[0]
+        return self.last(torch.sub(hidden, hidden.tanh(), alpha=0.5) + hidden.float().exp())
+
+
+@pytest.mark.parametrize("objective", [Plain(), PENALTY, GradientPenalty(METRIC, 0.5, loss="square")], ids=repr)
+@pytest.mark.parametrize("kind", [TwoNames, Spectral, Arithmetic])
+def test_unusual_models(kind, objective):
+    torch.manual_seed(0)
+    model, (images, labels) = kind().double(), batch()
+    fast = traced(objective, model, verify=False)
+    for _ in range(2):
+        assert_same(fast, objective, model, images, labels, 1e-6 if kind is Arithmetic else 1e-9)
+
+
+def test_asking_a_model_with_two_names_for_a_layer_leaves_it_as_it_was():
+    torch.manual_seed(0)
+    model, (images, _) = TwoNames().double(), batch()
+    before, kept = copy.deepcopy(model.state_dict()), [*model.parameters(), *model.buffers()]
+    FrozenModel(model)(images)
+    GradientPenalty(METRIC, 0.5, engine="forward_mode")(model, images, batch()[1])
+    assert all(one is other for one, other in zip((*model.parameters(), *model.buffers()), kept, strict=True))
+    assert_matches(model.a.weight, before["a.weight"], 0)
+
+
+def frozen(model):
+    model[0].weight.requires_grad_(False)
+
+
+def moved(model):
+    model.float().double()
+
+
+def assigned(model):
+    model.load_state_dict({name: 2 * tensor for name, tensor in model.state_dict().items()}, assign=True)
+
+
+def replaced(model):
+    model[-1] = nn.Linear(model[-1].in_features, CLASSES).double()
+
+
+@pytest.mark.parametrize("change", [frozen, moved, assigned, replaced])
+def test_a_model_that_changes_under_way_goes_the_ordinary_way(change):
+    model, (images, labels) = make("batch_norm_train"), batch()
+    fast = traced(PENALTY, model)
+    assert_same(fast, PENALTY, model, images, labels)
+    change(model)
+    assert_same(fast, PENALTY, model, images, labels)
+
+
+def test_a_model_may_move_before_the_first_call():
+    model, (images, labels) = make("batch_norm_train", dtype=torch.float32), batch()
+    fast = traced(PENALTY, model)
+    model.double()
+    for _ in range(2):
+        assert_same(fast, PENALTY, model, images, labels)
+
+
+def test_images_may_lie_in_memory_as_they_like():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(2 * 64, 8), nn.Softplus(), nn.Linear(8, CLASSES)).double()
+    images, labels = torch.rand(4, 8, 8, 2, dtype=torch.float64).permute(0, 3, 1, 2), batch()[1]
+    fast = traced(PENALTY, model)
+    for given in (images, images.contiguous()):
+        assert_same(fast, PENALTY, model, given, labels)
+
+
+def test_gradients_have_memory_of_their_own():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.p, self.q, self.r = (nn.Parameter(torch.rand(8, 8)) for _ in range(3))
+            self.last = nn.Linear(64, CLASSES)
+
+        def forward(self, x):
+            return self.last((x * (self.p + self.q)).flatten(1)) + self.r.sum()
+
+    torch.manual_seed(0)
+    model, (images, labels) = Shared().double(), batch()
+    twin = copy.deepcopy(model)
+    loss = Plain(lambda outputs, labels: outputs.square().sum(1))
+    traced(loss, model)(images, labels)
+    loss(twin, images, labels).total.backward()
+    for net in (model, twin):
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+    assert_matches(flat(gradients(model)), flat(gradients(twin)), 1e-9)
+
+
+def test_a_gradient_that_is_constant_is_a_gradient():
+    """The loss of a critic is linear in its last bias."""
+    model, (images, labels) = smooth_net(), batch()
+    objective = GradientPenalty(METRIC, 0.5, loss=lambda outputs, labels: outputs.sum(1))
+    assert_same(traced(objective, model), objective, model, images, labels)
+
+
+def test_gradients_from_before_do_not_stay():
+    model, (images, labels) = smooth_net(), batch()
+    model.unused = nn.Parameter(torch.ones(2))
+    model.unused.grad = torch.ones(2)
+    traced(PENALTY, model)(images, labels)
+    assert model.unused.grad is None
+
+
+class Replacing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(64, CLASSES)
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x):
+        self.mean = 0.5 * self.mean + 0.5 * x.flatten(1).detach().mean(0)
+        return self.last(torch.tanh(x.flatten(1)))
+
+
+def test_what_cannot_be_followed_is_refused():
+    images, labels = batch()
+    with pytest.raises(RuntimeError, match="replaces its buffers, where it should change them in place"):
+        traced(Plain(), Replacing().double())(images, labels)
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, CLASSES)).double()
+    with pytest.raises(RuntimeError, match="draws random numbers, which several probes would have to share: probes=1"):
+        traced(Tikhonov(METRIC, 0.1, probes=2), model)(images, labels)
+    with pytest.raises(ValueError, match="non-negative"):
+        traced(PENALTY, smooth_net(), verify=False)(images - 1, labels)
+    if torch.cuda.is_available():
+        with pytest.raises(ValueError, match="eta must be on the device of the images, cuda"):
+            traced(GradientPenalty(METRIC, torch.tensor(0.1)), smooth_net("cuda"))(images.cuda(), labels.cuda())
+
+
+def test_a_gradient_that_is_not_a_number_is_not_believed(monkeypatch):
+    model, (images, labels) = smooth_net(), batch()
+    fast = traced(Plain(), model)
+    monkeypatch.setattr("wassersmooth.learning.fast.step_graph", lambda *given: _spoiled(*given))
+    with pytest.raises(RuntimeError, match="off by nan"):
+        fast(images, labels)
+
+
+def _spoiled(plain, objective, images, labels, eta, state):
+    def step(images, labels, eta, parameters, buffers):
+        zero = images.sum() * 0
+        return zero, zero, [p * torch.nan for p in parameters], [b + 0 for b in buffers]
+
+    return elementary(step, (images, labels, eta, *state))
+
+
+def test_an_attack_of_ones_own_may_ask_for_gradients():
+    def attack(model, images, labels, generator=None):
+        x = images.detach().requires_grad_()
+        (g,) = torch.autograd.grad(F.cross_entropy(model(x), labels), x)
+        return (x + 0.1 * g.sign()).detach()
+
+    model, (images, labels) = smooth_net(), batch()
+    objective = AdversarialTraining(attack)
+    fast = traced(objective, model)
+    for _ in range(2):
+        assert_same(fast, objective, model, images, labels)
+
+
+@pytest.mark.parametrize("objective", [PENALTY, NoisyInputs(METRIC, 0.1)], ids=repr)
+def test_nothing_is_kept_when_it_is_no_longer_wanted(objective):
+    model, (images, labels) = smooth_net(), batch()
+    fast = traced(objective, model)
+    fast(images, labels)
+    gone = weakref.ref(fast)
+    gc.disable()
+    try:
+        del fast
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_constants_of_any_kind_have_a_fingerprint():
+    def function(x):
+        return x + torch.tensor([1.0, 2.0], dtype=torch.bfloat16), x + torch.tensor(3.0)
+
+    graphs = [elementary(function, (torch.rand(2),)) for _ in range(2)]
+    assert compiled._fingerprint(graphs[0]) == compiled._fingerprint(graphs[1])
