@@ -45,7 +45,7 @@ def test_a_step_that_fails_falls_back_for_good_and_says_why() -> None:
         return images.sum(), images.sum()
 
     step = FallingBack(fast, eager, "torch.compile")
-    with pytest.warns(UserWarning, match="torch.compile is not used for this step, the eager step is: no kernel for this$"):
+    with pytest.warns(UserWarning, match="torch.compile is not used from here on, the eager step is: no kernel for this$"):
         step(torch.zeros(1), torch.zeros(1), 1.0)
     step(torch.zeros(1), torch.zeros(1), 1.0)
     assert calls == ["fast", "eager", "eager"]

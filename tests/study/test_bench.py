@@ -92,7 +92,9 @@ def test_a_quick_bench_writes_the_whole_json_and_shows_the_table(capsys: pytest.
     assert set(report["ratio"]) < {goal["what"] for goal in report["goals"]}
 
 
-def test_parts_that_were_not_asked_for_stay_if_the_machine_and_the_settings_are_the_same(tmp_path: Path) -> None:
+def test_parts_that_were_not_asked_for_stay_if_the_machine_and_the_settings_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "bench.json"
     assert cli.main([*QUICK, "--only", "step", "--output", str(path)]) == 0
     first = json.loads(path.read_text())
@@ -102,8 +104,13 @@ def test_parts_that_were_not_asked_for_stay_if_the_machine_and_the_settings_are_
     assert both["step"] == first["step"]
     assert both["operator"]
     assert both["parts"]["step"]["command"] == first["command"]
-    assert cli.main([*QUICK, "--only", "operator", "--batch-size", "8", "--compile", "True", "--output", str(path)]) == 0
+    capsys.readouterr()
+    other = ["--only", "operator", "memory", "--batch-size", "8", "--compile", "True", "--output", str(path)]
+    assert cli.main([*QUICK, *other]) == 0
     assert json.loads(path.read_text())["step"] is None
+    out = capsys.readouterr().out
+    assert "what was there has other settings, and is replaced" in out
+    assert "memory: not measured, CUDA only" in out
 
 
 @pytest.mark.parametrize("case", ["plain", "wasserstein_r4", "pgd7", "double_backward_r4", "algorithm1_r8"])
@@ -261,6 +268,12 @@ def test_no_goal_is_judged_by_an_unsteady_step() -> None:
     assert bench_page.unsteady(report) == ["pgd7"]
     reached = {goal["what"]: goal["reached"] for goal in bench_page.goals(report)}
     assert (reached["wasserstein_r4/plain"], reached["pgd7/wasserstein_r4"]) == (True, None)
+    quartiles |= {"plain": [1.0, 9.0]}
+    reached = {goal["what"]: goal["reached"] for goal in bench_page.goals(fake_report(quartiles=quartiles))}
+    assert (reached["wasserstein_r4/plain"], reached["memory, wasserstein_r4/plain"]) == (
+        None,
+        True,
+    )
     assert "| pgd7/wasserstein_r4 | 1.40 | >= 2 | unsteady |" in next(
         table.to_markdown() for table in bench_page.tables(report) if table.name == "goals"
     )
@@ -269,7 +282,7 @@ def test_no_goal_is_judged_by_an_unsteady_step() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--render", "bench.json"], "is not a folder with a bench: it has no bench.json"),
+        (["--render", "bench.json"], "needs a file that wassersmooth bench has written; got bench.json: not there"),
         (["--render", "other.json"], "another kind of JSON"),
         (["--render", "good.json", "--page", "nowhere.md"], "nowhere.md cannot be read"),
         (["--render", "good.json", "--page", "empty.md"], "the page has no block to fill"),

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from study.fake_runs import POINTS, fake_study
 
+from wassersmooth import cli
 from wassersmooth.study.report import write_report
 from wassersmooth.study.report_reading import FILES
+from wassersmooth.study.tables import short_commit
 
 VOID = {"meta", "img", "br", "line", "circle", "rect", "path", "use", "link"}
 
@@ -238,3 +240,14 @@ def test_seeds_are_one_column_and_machines_do_not_matter(tmp_path: Path) -> None
     head = re.search(r'id="table-1".*?</thead>', write_report(folder).read_text(), flags=re.DOTALL)
     assert head is not None
     assert head[0].count("swatch") == len(POINTS)
+
+
+def test_a_commit_keeps_the_sign_of_a_changed_tree() -> None:
+    assert short_commit("0123456789abcdef") == "0123456789ab"
+    assert short_commit("0123456789abcdef+") == "0123456789ab+"
+
+
+def test_a_run_is_not_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = next(path.parent for path in fake_study(tmp_path / "study").glob("*/config.json"))
+    assert cli.main(["report", str(run)]) == 2
+    assert "report needs the folder of a study" in capsys.readouterr().err

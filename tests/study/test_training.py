@@ -13,6 +13,7 @@ from study.small_studies import CPU, SILENT, tiny_run, tiny_study, train_to_the_
 from wassersmooth.study import checkpoints, experiment
 from wassersmooth.study.errors import RunStoppedError, StudyError
 from wassersmooth.study.runs import Run
+from wassersmooth.study.screen import Screen
 from wassersmooth.study.training import TrainingState, _require_finite, training
 
 PENALTIES = ["none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=2", "uniform:eta=0.3,radius=1,mass=0.1"]
@@ -58,6 +59,13 @@ def test_eta_grows_to_its_full_strength(tmp_path: Path) -> None:
         etas.append(state.eta.item())
         state.end_epoch(None)
     assert etas == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+
+
+def test_a_ramp_that_does_not_end_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = tiny_study(tmp_path, regularizers=("none", "euclidean:eta=0.4"), epochs=2, eta_ramp=8)
+    experiment.train(study, "tiny", tmp_path / "runs", CPU, Screen())
+    said = [line for line in capsys.readouterr().out.splitlines() if "strength" in line]
+    assert said == ["euclidean-eta0.4-seed0: eta ends at 2 of 8 of its strength; shorten --eta-ramp, or train longer"]
 
 
 def test_the_ramp_reaches_the_objective(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ class FallingBack:
             raise  # about the data or a loss that is not finite: the eager step would say the same
         except Exception as error:
             reason = _checks.first_line(error, 300)
-            warnings.warn(f"{self.what} is not used for this step, the eager step is: {reason}", stacklevel=2)
+            warnings.warn(f"{self.what} is not used from here on, the eager step is: {reason}", stacklevel=2)
             self.fast = None
             return self.eager(images, labels, weight)
 

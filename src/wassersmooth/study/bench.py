@@ -34,6 +34,7 @@ from wassersmooth.study.screen import Screen
 
 Part = Literal["step", "profile", "accuracy", "operator", "memory", "throughput"]
 PARTS: tuple[Part, ...] = ("step", "profile", "accuracy", "operator", "memory", "throughput")
+NEED_CUDA: tuple[Part, ...] = ("profile", "memory", "throughput")
 AT_ONCE = (1, 2, 4, 8)
 TOGETHER = ("plain", "euclidean", "wasserstein_r4")  # one seed of the paper's study
 PROFILED = ("plain", "wasserstein_r4")
@@ -86,7 +87,7 @@ def bench(setup: Setup, options: Options, training: Path | None, path: Path, thr
     report: dict[str, Any] = {"hardware": provenance.hardware(setup.device), "torch": facts["versions"]["torch"], **made}
     report |= {key: facts[key] for key in ("versions", "cuda", "threads")}
     report |= {"settings": setup.describe() | {"repeats": options.repeats, "quick": options.quick}}
-    report |= _kept(path, report, options) | {"limit": {name: SWEEPS[name] / PLAIN_SWEEPS for name in CASES}}
+    report |= _kept(path, report, options, screen) | {"limit": {name: SWEEPS[name] / PLAIN_SWEEPS for name in CASES}}
     measures: dict[Part, Callable[[], dict[str, Any]]] = {
         "step": lambda: _steps(setup, options, screen),
         "profile": lambda: {"profile": _profile(setup, screen)},
@@ -95,6 +96,9 @@ def bench(setup: Setup, options: Options, training: Path | None, path: Path, thr
         "memory": lambda: {"memory": _memory(setup, screen)},
         "throughput": lambda: {"throughput": _throughput(setup, options, screen)},
     }
+    asked = [part for part in options.only if part in NEED_CUDA]
+    if asked and setup.device.type != "cuda":
+        screen.line(f"{', '.join(asked)}: not measured, CUDA only")
     with screen.bars():
         for part in options.only:
             report |= measures[part]()
@@ -226,15 +230,19 @@ def _throughput(setup: Setup, options: Options, screen: Screen) -> dict[str, Any
     return result | {"study": {"runs": len(TOGETHER), "of": list(TOGETHER), "ms_per_step_per_run": each["study"]}}
 
 
-def _kept(path: Path, report: dict[str, Any], options: Options) -> dict[str, Any]:
+def _kept(path: Path, report: dict[str, Any], options: Options, screen: Screen) -> dict[str, Any]:
     """What an earlier command on this machine, with these settings, has measured of the other parts."""
     empty: dict[str, Any] = {"step": None, "ratio": None, "quartiles": None, "engine": None, "operator": None, "training": None}
     empty |= {"profile": None, "accuracy": None, "memory": None, "throughput": None, "parts": {}}
-    if set(options.only) == set(PARTS) or not path.is_file():
+    if not path.is_file():
         return empty
     old = read_json(path, "a folder with a bench")
-    same = all(old.get(key) == report[key] for key in ("hardware", "torch", "settings"))
-    return {key: old.get(key, value) for key, value in empty.items()} if same else empty
+    other = [key for key in ("hardware", "torch", "settings") if old.get(key) != report[key]]
+    if other:
+        screen.line(f"{path}: what was there has other {' and other '.join(other)}, and is replaced")
+        return empty
+    kept = {key: old.get(key, value) for key, value in empty.items()}
+    return kept if set(options.only) != set(PARTS) else empty | {"training": kept["training"]}
 
 
 def _look_at(study: Study) -> tuple[int, int, int, int]:

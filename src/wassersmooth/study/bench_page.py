@@ -12,6 +12,7 @@ from typing import Any
 from wassersmooth import _checks
 from wassersmooth.study import durable
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.tables import short_commit
 
 Report = dict[str, Any]
 
@@ -60,7 +61,7 @@ def unsteady(report: Report) -> list[str]:
 
 def goals(report: Report) -> list[dict[str, Any]]:
     """Each goal beside what was measured; what was not measured is left out, and what is unsteady decides nothing."""
-    shaky = set(unsteady(report))
+    shaky, ratios = set(unsteady(report)), {name for name, _, _ in RATIO_GOALS}
     found: list[tuple[str, float, str, float]] = []
     if report.get("ratio"):
         found += [(name, report["ratio"][name], sign, goal) for name, sign, goal in RATIO_GOALS]
@@ -84,10 +85,14 @@ def goals(report: Report) -> list[dict[str, Any]]:
             "what": what,
             "value": value,
             "goal": f"{sign} {goal:g}",
-            "reached": None if shaky & set(what.split("/")) else value <= goal if sign == "<=" else value >= goal,
+            "reached": None if what in ratios and shaky & set(what.split("/")) else _reaches(value, sign, goal),
         }
         for what, value, sign, goal in found
     ]
+
+
+def _reaches(value: float, sign: str, goal: float) -> bool:
+    return value <= goal if sign == "<=" else value >= goal
 
 
 def _is_constant(row: dict[str, Any]) -> bool:
@@ -145,7 +150,7 @@ def _accuracy(report: Report) -> Table | None:
 def _goals(report: Report) -> Table | None:
     found = goals(report)
     rows = [[goal["what"], f"{goal['value']:.2f}", goal["goal"], ANSWERS[goal["reached"]]] for goal in found]
-    return Table("goals", "Goals, set for an H200", ["ratio", "measured", "goal", "reached"], rows) if rows else None
+    return Table("goals", "Goals, set for an H200", ["figure", "measured", "goal", "reached"], rows) if rows else None
 
 
 def _memory(report: Report) -> Table | None:
@@ -230,7 +235,7 @@ def _where(report: Report) -> str:
         "",
     ]
     made = (report.get("parts") or {"all": report}).values()
-    commands = {(part["command"], f"commit {str(part['commit'])[:12]}") for part in made}
+    commands = {(part["command"], f"commit {short_commit(part['commit'])}") for part in made}
     return "\n".join([*lines, *(f"- `{command}`, {commit}" for command, commit in sorted(commands))])
 
 

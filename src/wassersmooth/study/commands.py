@@ -35,9 +35,9 @@ class StudyCommand(Study):
     """What the commands that begin with a configuration share."""
 
     preset: str = "digits"
-    """Where the values come from that no flag changes: digits, mnist, cifar10-quick, cifar10-paper, frontier."""
+    """Where the values come from that no flag changes: digits, mnist, cifar10-quick, cifar10-paper, cifar10-sweep, frontier."""
     config: Path | None = None
-    """A TOML file with further values; its keys are the names of the flags. It goes before the preset, and flags before it."""
+    """A TOML file with further values; its keys are the names of the flags. It overrides the preset, and flags override it."""
     output: Path | None = None
     """The study's folder. Without it: runs/PRESET, or runs/NAME for a configuration NAME.toml."""
 
@@ -54,7 +54,7 @@ class StudyCommand(Study):
 class Reproduce(StudyCommand):
     """The whole experiment: trains every regularizer, attacks and translates the networks, and writes a report.
 
-    wassersmooth reproduce: the demo on digits, two minutes, no network needed.
+    wassersmooth reproduce: the demo on digits, less than a minute on two cores, no network needed.
 
     wassersmooth reproduce --preset cifar10-quick: the paper's experiment in 24 epochs, for a GPU.
 
@@ -145,6 +145,7 @@ class Sweep(StudyCommand):
     A point is never computed twice; a dead worker's point is taken up again; the same command goes on where it stopped.
     The choice: the lowest robust error (I-FGSM-20, 8/255, pixel units) among the points whose clean error is at most one
     point above the best. Test images are never looked at. Writes sweep.json and heatmap.png into the study's folder.
+    What is searched is --regularizer with the grid; --regularizers means nothing here.
     """
 
     grid: Grid = dataclasses.field(default_factory=Grid)
@@ -166,6 +167,8 @@ class Report:
 
     def __call__(self) -> None:
         runs_in(self.folder)
+        if (self.folder / "config.json").is_file():
+            raise StudyError(f"report needs the folder of a study; got {self.folder}, a run; give {self.folder.parent}")
         Screen().line(f"report: {write_report(self.folder)}")
 
 
@@ -206,7 +209,8 @@ class Bench:
 
     wassersmooth bench --quick: a narrow network and a small batch, for a look; seconds on a CPU.
 
-    wassersmooth bench --only step memory --output results/bench-h200.json: the other parts stay as the file has them.
+    wassersmooth bench --only step memory --output results/bench-h200.json: the other parts stay as the file has them, if they
+    were measured on this machine with the same torch and the same settings.
 
     wassersmooth bench --render results/bench-h200.json: measures nothing, and fills docs/speed.md with the tables and a plot.
     With --training runs/cifar10-paper the time of that study goes into the file first.
@@ -217,7 +221,7 @@ class Bench:
     preset: str = "cifar10-paper"
     """Where network, activation, batch size and image size come from; the images themselves are random."""
     config: Path | None = None
-    """A TOML file that goes before the preset."""
+    """A TOML file that overrides the preset."""
     model: str | None = None
     """small, resnet20, timm:NAME or module:factory, in place of the preset's."""
     batch_size: int | None = None
@@ -229,7 +233,7 @@ class Bench:
     repeats: int | None = None
     """Of each measurement, after a warm-up. Without it: 30 on CUDA, 5 on a CPU, 2 with --quick."""
     only: tuple[Part, ...] = PARTS
-    """The parts to measure. Memory and throughput need CUDA."""
+    """The parts to measure. Profile, memory and throughput need CUDA."""
     training: Path | None = None
     """The folder of a finished study, whose time goes into the table; with --render into that file, without measuring."""
     output: Path = Path("runs/bench.json")
@@ -251,6 +255,8 @@ class Bench:
 
     def __call__(self) -> None:
         if self.render is not None:
+            if not self.render.is_file():
+                raise StudyError(f"--render needs a file that wassersmooth bench has written; got {self.render}: not there")
             report = read_json(self.render, "a folder with a bench")
             if self.training is not None:
                 report = with_training(report, self.training)

@@ -22,6 +22,7 @@ from wassersmooth.study.frontier_points import (
     points_of,
 )
 from wassersmooth.study.frontier_questions import Answer, answers, title_of
+from wassersmooth.study.tables import short_commit
 
 
 def write_page(results: Path) -> Path:
@@ -80,7 +81,7 @@ def _harness(frontier: Frontier, points: Sequence[Point]) -> str:
     counts = sorted({n for row in rows for name, n in row["images"].items() if name in THREATS})
     images = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}" if counts else "unknown numbers of"
     hardware = ", ".join(sorted({str(row["hardware"]) for row in rows}))
-    commits = ", ".join(sorted({str(row["commit"])[:12] for row in rows}))
+    commits = ", ".join(sorted({short_commit(row["commit"]) for row in rows}))
     return (
         f"{len(rows)} runs at {len(points)} points: {h['model']} on {h['dataset']}, batch {h['batch_size']}, SGD with momentum "
         f"{h['momentum']:g}, learning rate {h['learning_rate']:g}, weight decay {h['weight_decay']:g}, {h['precision']}; "

@@ -9,7 +9,7 @@ from wassersmooth.study.paper_claims import outcomes
 from wassersmooth.study.paper_results import ATTACKS, AXES, POINT, REGULARIZERS, UNITS, Results
 from wassersmooth.study.report_tables import INTERVALS, PAPER_ERRORS, PAPER_FLIPS, PAPER_ROWS
 from wassersmooth.study.selection import SELECTIONS
-from wassersmooth.study.tables import Row, Table, cells
+from wassersmooth.study.tables import Row, Table, cells, short_commit
 
 TITLES = {"none": "None", "euclidean": "Euclidean", "wasserstein": "Wasserstein"}
 YES_NO = {True: "yes", False: "no"}
@@ -203,8 +203,7 @@ def _provenance(results: Results) -> str:
     ]
     for row in _sorted(results):
         point = " | ".join(f"{row[name]:g}" for name in POINT)
-        full = str(row["commit"])
-        commit, torch = full[:12] + "+" * full.endswith("+"), row.get("versions", {}).get("torch", "")
+        commit, torch = short_commit(row["commit"]), row.get("versions", {}).get("torch", "")
         lines.append(
             f"| {TITLES[row['regularizer']]} | {row['selection']} | {row['seed']} | {point} | {row['epochs']} | "
             f"{row['seconds']:.0f} | {row['hardware']} | {commit} | {torch} |"

@@ -81,7 +81,7 @@ def _against_none(measures: Sequence[Measure]) -> list[str]:
             continue
         better = [title for title, estimate in others if estimate.clear_of(plain) and estimate.mean < plain.mean]
         if not better:
-            return [f"No penalty lowers the error {words} beyond chance."]
+            return [f"None of the penalties lowers the error {words} beyond chance."]
         return [f"Compared with no penalty, {_listed(better)} lower{'s' * (len(better) == 1)} the error {words} beyond chance."]
     return []
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from wassersmooth.study.report_data import Group, Run, Study, number
 from wassersmooth.study.report_estimates import over_seeds
-from wassersmooth.study.tables import DASH, MINUS, NBSP, TIMES, Cell, Row, Table, cells
+from wassersmooth.study.tables import DASH, MINUS, NBSP, TIMES, Cell, Row, Table, cells, short_commit
 
 # The paper's tables 1 and 2: CIFAR-10, ResNet-20, 200 epochs.
 PAPER_ERRORS = {
@@ -221,7 +221,10 @@ def provenance_table(study: Study) -> Table | None:
         command = record.get("command")
         words = " ".join(map(str, command)) if isinstance(command, list) else _plain(command)
         rows.append(
-            Row(run.name, tuple(Cell(x) for x in (_seed(run), _plain(record.get("commit"))[:12], machine, packages, words)))
+            Row(
+                run.name,
+                tuple(Cell(x) for x in (_seed(run), short_commit(_plain(record.get("commit"))), machine, packages, words)),
+            )
         )
     if not rows:
         return None

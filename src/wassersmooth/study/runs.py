@@ -39,6 +39,7 @@ class Run:
     @classmethod
     def at(cls, folder: Path) -> Run:
         """The run that a folder holds."""
+        folder = Path(folder)
         return cls(folder, RunConfig.from_flat(read_json(folder / "config.json", "a run folder"), str(folder / "config.json")))
 
     @property
@@ -146,6 +147,8 @@ def runs_in(folder: Path) -> list[Run]:
     if (folder / "config.json").is_file():
         return [Run.at(folder)]
     found = sorted(path.parent for path in folder.glob("*/config.json")) if folder.is_dir() else []
+    if not folder.exists():
+        raise StudyError(f"{folder} is not there; expected a run, a study folder or a published model")
     if not found:
         raise StudyError(f"{folder} is neither a run nor a study folder: no config.json in it or one level below")
     return [Run.at(path) for path in found]

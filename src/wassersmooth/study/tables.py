@@ -13,6 +13,12 @@ from wassersmooth.study.report_estimates import Estimate
 DASH, MINUS, TIMES, NBSP = "\u2013", "\u2212", "\u00d7", "\u00a0"
 
 
+def short_commit(commit: object) -> str:
+    """A commit as people read it, with the "+" of a tree that differed from it."""
+    text = str(commit)
+    return text[:12] + "+" * text.endswith("+")
+
+
 @dataclass(frozen=True)
 class Cell:
     """One number, its interval, the paper's number for the same thing, and whether it is the best of its row."""

@@ -29,6 +29,9 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
     state = TrainingState(run.config, data, world)
     state.resume(run)
     step = state.make_step()
+    if recipe.eta_ramp > recipe.epochs and run.config.regularizer.eta:
+        share = f"{recipe.epochs} of {recipe.eta_ramp}"
+        screen.line(f"{run.config.name}: eta ends at {share} of its strength; shorten --eta-ramp, or train longer")
     task = screen.task(run.config.name, recipe.epochs, state.epoch)
     while state.epoch < recipe.epochs and not state.out_of_patience:
         started = time.perf_counter()
