@@ -207,8 +207,11 @@ def test_runs_are_found_below_a_study_and_alone(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path)
     train_to_the_end(run, loaded)
     assert [r.folder for r in runs_in(run.folder)] == [r.folder for r in runs_in(run.folder.parent)] == [run.folder]
-    with pytest.raises(StudyError, match="neither a run nor a study folder"):
+    with pytest.raises(StudyError, match="nothing is not there; expected a run, a study folder or a published model"):
         runs_in(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StudyError, match="neither a run nor a study folder"):
+        runs_in(tmp_path / "empty")
 
 
 def test_an_unfinished_run_has_no_model(tmp_path: Path) -> None:
