@@ -19,6 +19,7 @@ from wassersmooth.learning.frozen import FrozenModel
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.learning.traced import elementary
+from wassersmooth.robustness.attacks import FGSM
 
 METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2), mass=0.1)
 PENALTY = GradientPenalty(METRIC, eta=0.7)
@@ -231,6 +232,18 @@ def test_an_attack_of_ones_own_may_ask_for_gradients():
     fast = traced(objective, model)
     for _ in range(2):
         assert_same(fast, objective, model, images, labels)
+
+
+@pytest.mark.parametrize("penalty", [None, PENALTY], ids=repr)
+def test_attacks_in_half_precision(penalty, device):
+    model, (images, labels) = make("batch_norm_train", device, torch.float32), batch(8, device, torch.float32)
+    twin, objective = copy.deepcopy(model), AdversarialTraining(FGSM(0.1), penalty=penalty)
+    with torch.autocast(device, torch.bfloat16):
+        received = traced(objective, model)(images, labels)
+        expected = objective(twin, images, labels)
+    expected.total.backward()
+    assert_matches(received.total, expected.total.detach(), 2e-2)
+    assert_matches(flat(gradients(model)), flat(gradients(twin)), 5e-2)
 
 
 @pytest.mark.parametrize("objective", [PENALTY, NoisyInputs(METRIC, 0.1)], ids=repr)
