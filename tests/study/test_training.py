@@ -17,6 +17,7 @@ from wassersmooth.study.screen import Screen
 from wassersmooth.study.training import TrainingState, _require_finite, training
 
 PENALTIES = ["none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=2", "uniform:eta=0.3,radius=1,mass=0.1"]
+PENALTIES += ["dual-length:eta=0.2", "wasserstein-length:eta=0.2,radius=1", "euclidean-length:eta=0.2"]
 PENALTIES += ["dual-norm:eta=0.2", "wasserstein+l2-adversarial:eta=0.2,radius=1,epsilon=0.1"]
 PENALTIES += ["euclidean+wasserstein-adversarial:eta=0.1,radius=1,epsilon=0.1"]
 OTHERS = ["euclidean-noise:eta=0.05", "wasserstein-noise:eta=0.05,radius=1", "adversarial:eta=0.02"]

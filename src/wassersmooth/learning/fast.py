@@ -25,7 +25,7 @@ from wassersmooth.learning.penalty_operator import meaning, squares_and_directio
 from wassersmooth.learning.replayed import Replayed
 from wassersmooth.learning.second_tangents import second_step_graph
 from wassersmooth.learning.tangents import Tangents
-from wassersmooth.learning.terms import Objective, Terms
+from wassersmooth.learning.terms import Objective, Terms, length
 from wassersmooth.learning.traceable import directions_of, inputs_of, loss_of, penalty_of, refuse_untraceable, strength_of
 from wassersmooth.learning.traced import PlainStep, apart, elementary, plain_step
 from wassersmooth.model_state import untouched
@@ -221,12 +221,18 @@ def step_graph(
         tangents = Tangents(plain.graph.graph, [images, labels, *parameters, *buffers])
         loss = tangents.values[plain.losses].mean()
         penalty = torch.zeros_like(loss)
-        if penalty_of(objective) is not None:
+        if (penalized := penalty_of(objective)) is not None:
             g = len(images) * tangents.values[plain.gradient]  # of each image's own loss
             squares, directions = squares_and_directions(images, g)
-            factor = eta.to(images.dtype) ** 2
-            penalty = factor * squares.mean()
-            tangents.push(plain.images, 2 * factor * directions)
+            strength = eta.to(images.dtype)
+            if penalized.power == 1:
+                lengths = length(squares)
+                penalty = strength * lengths.mean()
+                shares = strength / lengths * (squares > 0)
+                tangents.push(plain.images, shares.view(-1, 1, 1, 1) * directions)
+            else:
+                penalty = strength**2 * squares.mean()
+                tangents.push(plain.images, 2 * strength**2 * directions)
         gradients = [tangents.value_plus_slope(node) for node in plain.gradients.values()]
         return loss, penalty, apart(gradients), [tangents.values[node] for node in plain.buffers]
 

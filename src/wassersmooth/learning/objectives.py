@@ -24,7 +24,7 @@ from wassersmooth.learning.parallel import refuse_static_graph
 from wassersmooth.learning.passes import Passes
 from wassersmooth.learning.terms import Objective as Objective
 from wassersmooth.learning.terms import Terms as Terms
-from wassersmooth.learning.terms import squared, tied
+from wassersmooth.learning.terms import alike, length, squared, tied
 from wassersmooth.model_state import untouched
 
 Perturbation = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -57,6 +57,9 @@ class Plain(Objective):
 class GradientPenalty(Objective):
     """loss + eta^2 * mean over images of g' L(x) g, with g the gradient in the image (appendix D of the paper).
 
+    With ``power=1`` it is loss + eta * mean of the length ``(g' L(x) g)^(1/2)``: what a perturbation of length eta in this
+    metric adds to the loss at most, to first order. Large gradients weigh less in it, and small ones more.
+
     The images are constants: no gradient flows back into them. With batch-norm in training mode the loss of one image
     depends on the others of its batch; g is then the gradient of the sum over the batch, and under DDP each process has
     the statistics of its own part.
@@ -68,6 +71,7 @@ class GradientPenalty(Objective):
             up to 16 of them, by 4 random projections, without bias, beyond.
         engine: ``"double_backward"``, ``"forward_mode"``, ``"finite_difference"``, or an engine value with settings.
         loss: as in :class:`Plain`.
+        power: 2 for the square of the length, 1 for the length itself.
     """
 
     metric: PenaltyMetric
@@ -75,11 +79,13 @@ class GradientPenalty(Objective):
     of: str = "loss"
     engine: str | Engine = "double_backward"
     loss: str | Loss = "cross_entropy"
+    power: int = 2
 
     def __post_init__(self) -> None:
         _checks.metric(self.metric)
         _checks.strength("eta", self.eta)
         _checks.choice("of", self.of, OF)
+        _checks.choice("power", self.power, (1, 2))
         engines.resolve(self.engine)
         losses.resolve(self.loss)
 
@@ -98,6 +104,8 @@ class GradientPenalty(Objective):
         fields = Fields(self.of, losses.resolve(self.loss), labels, generator)
         per_image, squares = engine(model, images, fields, cometric)
         loss = per_image.mean()
+        if self.power == 1:
+            return loss, tied(alike(self.eta, squares) * length(squares).mean(), loss)
         return loss, tied(squared(self.eta, squares) * squares.mean(), loss)
 
 

@@ -120,7 +120,8 @@ class Study:
     evaluation: Evaluation = field(default_factory=Evaluation)
     regularizers: tuple[str, ...] = ("none",)
     """Each as KIND:eta=...,radius=...,mass=..., such as none euclidean:eta=0.2 wasserstein:eta=0.3,radius=2. Kinds: none;
-    penalties euclidean, wasserstein, uniform, dual-norm, tikhonov, tikhonov-euclidean; euclidean-noise, wasserstein-noise;
+    penalties euclidean, wasserstein, uniform, dual-norm, euclidean-length, wasserstein-length, dual-length, tikhonov,
+    tikhonov-euclidean; euclidean-noise, wasserstein-noise;
     attacks adversarial (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and PENALTY+ATTACK:eta=...,epsilon=..."""
     seeds: tuple[int, ...] = (0,)
     """One run for each; they decide the initial weights and the order of the images."""

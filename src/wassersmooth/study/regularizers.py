@@ -24,6 +24,9 @@ KINDS = {
     "wasserstein": "loss + eta^2 <grad, L(x) grad>, L(x) on a pixel graph of the given radius, plus mass * identity",
     "uniform": "as wasserstein, with x replaced by its mean: the control that does not see the image",
     "dual-norm": "loss + eta^2 (pi/2) |grad|_1^2 / N: the penalty made against L-infinity attacks",
+    "euclidean-length": "loss + eta |grad|, the length itself: what a perturbation of length eta adds to first order",
+    "wasserstein-length": "loss + eta <grad, L(x) grad>^(1/2), likewise",
+    "dual-length": "loss + eta ((pi/2) / N)^(1/2) |grad|_1, likewise for L-infinity perturbations",
     "tikhonov": "loss + (eta^2 / 2) tr(L(x) Hess loss), one random probe: the paper's theorem with its Laplacian term",
     "tikhonov-euclidean": "the same with the identity in place of L(x)",
     "euclidean-noise": "the loss at x + eta * white noise",
@@ -33,8 +36,9 @@ KINDS = {
     "pgd7": "the loss after 7 PGD steps of eta / 4 in the L-infinity ball of eta, from a random start",
     "wasserstein-adversarial": "the loss after one step of length eta in the Wasserstein metric, in closed form",
 }
-ON_A_GRAPH = ("wasserstein", "uniform", "tikhonov", "wasserstein-noise", "wasserstein-adversarial")
-PENALTIES = ("euclidean", "wasserstein", "uniform", "dual-norm")
+ON_A_GRAPH = ("wasserstein", "uniform", "wasserstein-length", "tikhonov", "wasserstein-noise", "wasserstein-adversarial")
+LENGTHS = ("euclidean-length", "wasserstein-length", "dual-length")
+PENALTIES = ("euclidean", "wasserstein", "uniform", "dual-norm", *LENGTHS)
 ATTACKS = ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial")
 
 
@@ -134,7 +138,8 @@ class Regularizer:
             return Tikhonov(metric, strength)
         if kind.endswith("-noise"):
             return NoisyInputs(metric, strength)
-        penalty = GradientPenalty(DualNorm() if kind == "dual-norm" else metric, strength, engine=engine)
+        measured = DualNorm() if kind in ("dual-norm", "dual-length") else metric
+        penalty = GradientPenalty(measured, strength, engine=engine, power=1 if kind in LENGTHS else 2)
         return AdversarialTraining(self._attack(under, self.epsilon, size), penalty=penalty) if under else penalty
 
     def _attack(self, kind: str, epsilon: float, size: tuple[int, int]) -> Attack:
