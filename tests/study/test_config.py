@@ -34,7 +34,7 @@ def test_the_frontier_trains_as_the_quick_study_does_at_many_points() -> None:
     assert {key for key in quick if quick[key] != frontier[key]} == {"precision", "parallel", "suite", "test_images"}
     points = [Regularizer.parse(text) for text in presets.with_preset(Study(), "frontier").regularizers]
     kinds = [point.kind for point in points]
-    assert set(KINDS) - {"tikhonov-euclidean"} <= set(kinds)
+    assert set(KINDS) - {"tikhonov-euclidean", "euclidean-length"} <= set(kinds)
     assert all(kinds.count(kind) >= 3 for kind in set(kinds) - {"none"})
 
 

@@ -1,4 +1,4 @@
-"""The dual norm as a baseline: what a gradient penalty would be if it were made against L-infinity attacks."""
+"""Other lengths than those of a metric: the norm dual to L-infinity attacks, and lengths in place of their squares."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from wassersmooth import _checks
@@ -48,6 +49,36 @@ class DualNorm:
         _checks.batch("images", x)
         _checks.finite("images", x)
         return SquaredL1()
+
+
+@dataclass(frozen=True)
+class Unsquared:
+    """A metric that gives the length of a covector where others give its square."""
+
+    metric: PenaltyMetric
+
+    def cometric(self, x: Tensor) -> Length:
+        return Length(self.metric.cometric(x))
+
+    def evaluate(self, x: Tensor) -> Length:
+        """Without looking at the values of x."""
+        return Length(getattr(self.metric, "evaluate", self.metric.cometric)(x))
+
+
+@dataclass(frozen=True)
+class Length:
+    """The root of another norm's squares. Where that is zero its derivative is: no direction is longer than another."""
+
+    norm: CovectorNorm
+
+    def quad(self, v: Tensor) -> Tensor:
+        square = self.norm.quad(v)
+        return square.clamp_min(torch.finfo(square.dtype).tiny).sqrt()
+
+    def mv(self, v: Tensor) -> Tensor:
+        square = self.norm.quad(v)
+        half = (square > 0) / (2 * square.clamp_min(torch.finfo(square.dtype).tiny).sqrt())
+        return self.norm.mv(v) * half.view(-1, 1, 1, 1)
 
 
 class SquaredL1:

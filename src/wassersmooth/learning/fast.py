@@ -25,7 +25,7 @@ from wassersmooth.learning.penalty_operator import meaning, squares_and_directio
 from wassersmooth.learning.replayed import Replayed
 from wassersmooth.learning.second_tangents import second_step_graph
 from wassersmooth.learning.tangents import Tangents
-from wassersmooth.learning.terms import Objective, Terms, length
+from wassersmooth.learning.terms import Objective, Terms
 from wassersmooth.learning.traceable import directions_of, inputs_of, loss_of, penalty_of, refuse_untraceable, strength_of
 from wassersmooth.learning.traced import PlainStep, apart, elementary, plain_step
 from wassersmooth.model_state import untouched
@@ -107,7 +107,7 @@ class FastGradients:
         function, asked = self._compiled(graph, images), FrozenModel(model)
         if self.compile and isinstance(objective, AdversarialTraining):
             asked = torch.compile(asked, dynamic=False)  # type: ignore[assignment]
-        strides, metric, attacking = images.stride(), getattr(penalty_of(objective), "metric", None), _autocast_as_now(device)
+        strides, metric, attacking = images.stride(), getattr(penalty_of(objective), "measure", None), _autocast_as_now(device)
 
         def at(inputs: Tensor, labels: Tensor, generator: torch.Generator | None) -> Any:
             inputs = _laid_out(inputs, strides)
@@ -224,15 +224,9 @@ def step_graph(
         if (penalized := penalty_of(objective)) is not None:
             g = len(images) * tangents.values[plain.gradient]  # of each image's own loss
             squares, directions = squares_and_directions(images, g)
-            strength = eta.to(images.dtype)
-            if penalized.power == 1:
-                lengths = length(squares)
-                penalty = strength * lengths.mean()
-                shares = strength / lengths * (squares > 0)
-                tangents.push(plain.images, shares.view(-1, 1, 1, 1) * directions)
-            else:
-                penalty = strength**2 * squares.mean()
-                tangents.push(plain.images, 2 * strength**2 * directions)
+            factor = eta.to(images.dtype) ** penalized.power
+            penalty = factor * squares.mean()
+            tangents.push(plain.images, 2 * factor * directions)
         gradients = [tangents.value_plus_slope(node) for node in plain.gradients.values()]
         return loss, penalty, apart(gradients), [tangents.values[node] for node in plain.buffers]
 

@@ -16,7 +16,7 @@ from wassersmooth import _checks
 from wassersmooth.geometry.metrics import Metric
 from wassersmooth.learning import engines, losses, verification
 from wassersmooth.learning.attacked import Attack, attacked_images
-from wassersmooth.learning.dual_norm import PenaltyMetric
+from wassersmooth.learning.dual_norm import PenaltyMetric, Unsquared
 from wassersmooth.learning.engines import DoubleBackward, Engine, ForwardMode
 from wassersmooth.learning.fields import Fields
 from wassersmooth.learning.losses import Loss
@@ -24,7 +24,7 @@ from wassersmooth.learning.parallel import refuse_static_graph
 from wassersmooth.learning.passes import Passes
 from wassersmooth.learning.terms import Objective as Objective
 from wassersmooth.learning.terms import Terms as Terms
-from wassersmooth.learning.terms import alike, length, squared, tied
+from wassersmooth.learning.terms import raised, tied
 from wassersmooth.model_state import untouched
 
 Perturbation = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -67,7 +67,7 @@ class GradientPenalty(Objective):
     Arguments:
         metric: ``Euclidean()``, ``Wasserstein(...)`` or ``DualNorm("linf")``.
         eta: a float, or a 0-d tensor, which can change without a new compilation.
-        of: ``"loss"`` penalizes the gradient of the loss, ``"logits"`` the sum over the gradients of all outputs: exactly
+        of: ``"loss"`` penalizes the gradient of the loss, ``"logits"`` the sum over those of all outputs: exactly
             up to 16 of them, by 4 random projections, without bias, beyond.
         engine: ``"double_backward"``, ``"forward_mode"``, ``"finite_difference"``, or an engine value with settings.
         loss: as in :class:`Plain`.
@@ -98,15 +98,18 @@ class GradientPenalty(Objective):
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         engine = engines.resolve(self.engine)
-        cometric = self.metric.cometric(images.detach())  # checks the images before any arithmetic
+        cometric = self.measure.cometric(images.detach())  # checks the images before any arithmetic
         if isinstance(engine, ForwardMode) and engine.verify:
             verification.once(self, model, images, labels)
         fields = Fields(self.of, losses.resolve(self.loss), labels, generator)
         per_image, squares = engine(model, images, fields, cometric)
         loss = per_image.mean()
-        if self.power == 1:
-            return loss, tied(alike(self.eta, squares) * length(squares).mean(), loss)
-        return loss, tied(squared(self.eta, squares) * squares.mean(), loss)
+        return loss, tied(raised(self.eta, squares, self.power) * squares.mean(), loss)
+
+    @property
+    def measure(self) -> PenaltyMetric:
+        """The metric, as it is penalized: squares of lengths, or lengths."""
+        return self.metric if self.power == 2 else Unsquared(self.metric)
 
 
 @dataclass(frozen=True, repr=False)

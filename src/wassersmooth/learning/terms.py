@@ -64,16 +64,6 @@ def tied(penalty: Tensor, loss: Tensor) -> Tensor:
     return penalty + 0 * loss
 
 
-def length(square: Tensor) -> Tensor:
-    """The root, whose derivative is zero where the square is: a constant has no direction in which it grows."""
-    return square.clamp_min(torch.finfo(square.dtype).tiny).sqrt()
-
-
-def alike(eta: float | Tensor, like: Tensor) -> float | Tensor:
-    """eta, in the dtype of what it multiplies: a float64 eta must not turn a float32 objective into float64."""
-    return eta.to(dtype=like.dtype) if isinstance(eta, Tensor) else eta
-
-
-def squared(eta: float | Tensor, like: Tensor) -> float | Tensor:
-    """eta^2, likewise."""
-    return alike(eta, like) ** 2
+def raised(eta: float | Tensor, like: Tensor, power: int = 2) -> float | Tensor:
+    """eta to this power, in the dtype of what it multiplies: a float64 eta must not turn a float32 objective into float64."""
+    return eta.to(dtype=like.dtype) ** power if isinstance(eta, Tensor) else eta**power

@@ -25,7 +25,7 @@ from wassersmooth.learning import engines, losses
 from wassersmooth.learning.parallel import refuse_static_graph
 from wassersmooth.learning.passes import Passes
 from wassersmooth.learning.substitution import written_out
-from wassersmooth.learning.terms import Objective, squared, tied
+from wassersmooth.learning.terms import Objective, raised, tied
 
 LAPLACIANS = ("additive", "beltrami", None)
 
@@ -82,7 +82,7 @@ class Tikhonov(Objective):
         else:
             per_image, regularizer = self._laplacian_of_the_loss(model, images, labels, generator)
         loss = per_image.mean()
-        return loss, tied(squared(self.eta, regularizer) / 2 * regularizer.mean(), loss)
+        return loss, tied(raised(self.eta, regularizer) / 2 * regularizer.mean(), loss)
 
     def _laplacian_of_the_loss(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
