@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import wassersmooth as ws
 from tests.compare import assert_matches
+from tests.learning.steps import step_function
 from tests.triton_interpreter import INTERPRETED, assert_passes_in_the_interpreter
 from wassersmooth.learning import convolutions as ours
-from wassersmooth.learning import fast
 from wassersmooth.learning.penalty_operator import meaning
 
 pytest.importorskip("triton")
@@ -152,7 +152,7 @@ def step(penalized: bool = True) -> tuple[torch.fx.GraphModule, tuple[Any, ...]]
     images = torch.rand(3, 3, 6, 5).to(DEVICE, memory_format=torch.channels_last)
     labels = torch.tensor([0, 2, 1], device=DEVICE)
     penalty = ws.GradientPenalty(METRIC, 0.1)
-    graph = fast.step_function(penalty if penalized else ws.Plain(), model, images, labels)
+    graph = step_function(penalty if penalized else ws.Plain(), model, images, labels)
     parameters = [parameter.detach() for parameter in model.parameters()]
     return graph, (images, labels, torch.tensor(0.1, device=DEVICE), parameters, [])
 

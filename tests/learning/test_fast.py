@@ -9,12 +9,13 @@ from torch import nn
 
 from tests.compare import assert_matches
 from tests.learning.central import along, differences, flat, gradient_penalty
+from tests.learning.steps import convolutions, gradients, ordinary, products, step_function, traced
 from tests.learning.zoo import CLASSES, ZOO, batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
 from wassersmooth.learning import compiled
 from wassersmooth.learning.dual_norm import DualNorm
 from wassersmooth.learning.engines import FiniteDifference
-from wassersmooth.learning.fast import FastGradients, step_function
+from wassersmooth.learning.fast import FastGradients
 from wassersmooth.learning.objectives import AdversarialTraining, DirectionalPenalty, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.robustness.attacks import FGSM, PGD
@@ -24,21 +25,6 @@ PENALTY = GradientPenalty(METRIC, eta=0.7)
 OBJECTIVES = [Plain(), PENALTY, GradientPenalty(Euclidean(), 0.5), GradientPenalty(DualNorm(), 0.5)]
 RANDOM = [name for name in ZOO if "dropout" in name]
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-
-
-def traced(objective, model, **options):
-    return FastGradients(objective, model, compile=False, cuda_graph=False, **options)
-
-
-def gradients(model):
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-
-
-def ordinary(objective, model, images, labels, generator=None):
-    model.zero_grad()
-    terms = objective(model, images, labels, generator)
-    terms.total.backward()
-    return terms
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
@@ -72,19 +58,10 @@ def test_the_gradient_matches_central_differences(name, device):
 
 def test_a_step_takes_six_sweeps():
     """Forward, input gradient, their tangents, two weight gradients; the tangent of the last input gradient is not needed."""
-    layers = 3
-    convolutions = [nn.Sequential(nn.Conv2d(2 if k else 1, 2, 3, padding=1, bias=False), nn.Softplus()) for k in range(layers)]
-    model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(2 * 64, CLASSES)).double()
-    images, labels = batch()
-
-    def counted(objective):
-        nodes = step_function(objective, model, images, labels).graph.nodes
-        forward = sum(node.target is torch.ops.aten.convolution.default for node in nodes)
-        masks = [tuple(node.args[-1]) for node in nodes if node.target is torch.ops.aten.convolution_backward.default]
-        return forward, masks.count((True, False, False)), masks.count((False, True, False))
-
-    assert counted(Plain()) == (layers, layers - 1, layers)
-    assert counted(PENALTY) == (2 * layers, 2 * layers - 1, 2 * layers)
+    layers, (images, labels) = 3, batch()
+    model = convolutions(layers)
+    assert products(step_function(Plain(), model, images, labels)) == (layers, layers - 1, layers)
+    assert products(step_function(PENALTY, model, images, labels)) == (2 * layers, 2 * layers - 1, 2 * layers)
 
 
 class Masked(nn.Module):

@@ -11,10 +11,10 @@ from torch import nn
 
 from tests.compare import assert_matches
 from tests.learning.central import flat
+from tests.learning.steps import gradients, ordinary, traced
 from tests.learning.zoo import CLASSES, batch, make, smooth_net
 from wassersmooth import PixelGraph, Wasserstein
 from wassersmooth.learning import compiled
-from wassersmooth.learning.fast import FastGradients
 from wassersmooth.learning.frozen import FrozenModel
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.tikhonov import Tikhonov
@@ -25,20 +25,10 @@ METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2), mass=0.1)
 PENALTY = GradientPenalty(METRIC, eta=0.7)
 
 
-def traced(objective, model, **options):
-    return FastGradients(objective, model, compile=False, cuda_graph=False, **options)
-
-
-def gradients(model):
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-
-
 def assert_same(fast, objective, model, images, labels, tolerance=1e-9):
     """A step of ``fast`` is the step of the objective on a twin of the model."""
     twin = copy.deepcopy(model)
-    twin.zero_grad()
-    expected = objective(twin, images, labels)
-    expected.total.backward()
+    expected = ordinary(objective, twin, images, labels)
     assert_matches(fast(images, labels).total, expected.total.detach(), tolerance)
     assert_matches(flat(gradients(model)), flat(gradients(twin)), tolerance)
     assert [p.grad is None for p in model.parameters()] == [p.grad is None for p in twin.parameters()]

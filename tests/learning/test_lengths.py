@@ -9,18 +9,14 @@ from torch import nn
 
 from tests.compare import assert_matches
 from tests.learning.central import along, differences, flat
+from tests.learning.steps import gradients, ordinary, traced
 from tests.learning.zoo import CLASSES, batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
 from wassersmooth.learning.dual_norm import DualNorm
-from wassersmooth.learning.fast import FastGradients
 from wassersmooth.learning.objectives import DirectionalPenalty, GradientPenalty
 
 METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2), mass=0.1)
 METRICS = [Euclidean(), METRIC, DualNorm()]
-
-
-def gradients(model):
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
 
 
 def lengths_of(model, images, labels, metric):
@@ -51,9 +47,8 @@ def test_the_value_and_its_derivative(metric, engine, device):
 def test_the_fast_way_finds_the_same(name, metric, device):
     model, (images, labels) = make(name, device), batch(device=device)
     twin, objective = copy.deepcopy(model), GradientPenalty(metric, 0.7, power=1)
-    expected = objective(twin, images, labels)
-    expected.total.backward()
-    received = FastGradients(objective, model, compile=False, cuda_graph=False)(images, labels)
+    expected = ordinary(objective, twin, images, labels)
+    received = traced(objective, model)(images, labels)
     assert_matches(received.penalty, expected.penalty.detach(), 1e-10)
     assert_matches(flat(gradients(model)), flat(gradients(twin)), 1e-9)
 
@@ -77,11 +72,7 @@ def test_a_gradient_of_zero_pulls_nowhere(fast):
     model, (images, labels) = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES)).double(), batch()
     nn.init.zeros_(model[1].weight)
     objective = GradientPenalty(METRIC, 0.7, power=1)
-    if fast:
-        terms = FastGradients(objective, model, compile=False, cuda_graph=False)(images, labels)
-    else:
-        terms = objective(model, images, labels)
-        terms.total.backward()
+    terms = traced(objective, model)(images, labels) if fast else ordinary(objective, model, images, labels)
     plain = copy.deepcopy(model)
     plain.zero_grad()
     F.cross_entropy(plain(images), labels).backward()

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.compare import assert_matches
+from tests.learning.steps import step_function
 from wassersmooth import Euclidean
 from wassersmooth.learning import memory_plan
-from wassersmooth.learning.fast import step_function
 from wassersmooth.learning.memory_plan import MemoryPlan, keep_chosen_values
 from wassersmooth.learning.objectives import GradientPenalty
 from wassersmooth.learning.penalty_operator import meaning

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from tests.compare import assert_matches
 from tests.learning.central import along, differences, flat
-from tests.learning.zoo import CLASSES, batch, make
+from tests.learning.steps import convolutions, gradients, ordinary, products, state_of, traced
+from tests.learning.zoo import batch, make
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
 from wassersmooth.learning import losses
 from wassersmooth.learning.fast import FastGradients
@@ -21,14 +21,6 @@ NAMES = ["batch_norm_train", "residual_train", "layer_norm", "group_norm", "glu_
 OBJECTIVES = [Tikhonov(METRIC, 0.7), Tikhonov(Euclidean(), 0.5, probes=2)]
 
 
-def traced(objective, model):
-    return FastGradients(objective, model, compile=False, cuda_graph=False)
-
-
-def gradients(model):
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
 @pytest.mark.parametrize(
     "name", ["batch_norm_train", "residual_train", "layer_norm", "group_norm", "glu_mish", "vision_transformer"]
@@ -39,9 +31,7 @@ def test_terms_gradients_and_buffers_are_those_of_the_objective(name, objective,
     generator, other = seeded(3), seeded(3)
     for _ in range(2):  # other probes in the second step
         received = fast(images, labels, generator)
-        twin.zero_grad()
-        expected = objective(twin, images, labels, other)
-        expected.total.backward()
+        expected = ordinary(objective, twin, images, labels, other)
         for one, another in zip(received, expected, strict=True):
             assert_matches(one, another, 1e-9)
             assert not one.requires_grad
@@ -60,19 +50,13 @@ def test_the_gradient_matches_central_differences(device, seeded):
 
 def test_a_step_takes_thirteen_sweeps():
     """Values, slopes along either direction and along both; the image itself has none along both."""
-    layers = 3
-    convolutions = [nn.Sequential(nn.Conv2d(2 if k else 1, 2, 3, padding=1, bias=False), nn.Softplus()) for k in range(layers)]
-    model = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(2 * 64, CLASSES)).double()
-    images, labels = batch()
+    layers, (images, labels) = 3, batch()
+    model = convolutions(layers)
     plain = plain_step(model, losses.resolve("cross_entropy"), images, labels)
-    state = [[tensor.detach() for tensor in model.parameters()], []]
     with torch.no_grad():
-        pairs = [torch.randn_like(images), torch.randn_like(images)]
-        nodes = second_step_graph(plain, images, labels, torch.tensor(0.1), state, pairs).graph.nodes
-    forward = sum(node.target is torch.ops.aten.convolution.default for node in nodes)
-    masks = [tuple(node.args[-1]) for node in nodes if node.target is torch.ops.aten.convolution_backward.default]
-    back, weights = masks.count((True, False, False)), masks.count((False, True, False))
-    assert (forward, back, weights) == (4 * layers - 1, 4 * (layers - 1), 5 * layers - 1)
+        pairs = [(torch.randn_like(images), torch.randn_like(images))]
+        graph = second_step_graph(plain, images, labels, torch.tensor(0.1), state_of(model), pairs)
+    assert products(graph) == (4 * layers - 1, 4 * (layers - 1), 5 * layers - 1)
 
 
 @pytest.mark.parametrize(

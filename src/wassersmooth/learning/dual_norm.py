@@ -29,6 +29,12 @@ class PenaltyMetric(Protocol):
         """The squared length of covectors at the images x. # shape: (B, C, H, W)"""
 
 
+def evaluated(metric: PenaltyMetric, x: Tensor) -> CovectorNorm:
+    """The lengths at images that were looked at before: metrics of our own have a way that asks for no value of theirs."""
+    norm: CovectorNorm = getattr(metric, "evaluate", metric.cometric)(x)
+    return norm
+
+
 @dataclass(frozen=True)
 class DualNorm:
     """The length of a gradient in the norm dual to L-infinity, ``(pi/2) |g|_1^2 / N`` with N = C*H*W.
@@ -61,8 +67,7 @@ class Unsquared:
         return Length(self.metric.cometric(x))
 
     def evaluate(self, x: Tensor) -> Length:
-        """Without looking at the values of x."""
-        return Length(getattr(self.metric, "evaluate", self.metric.cometric)(x))
+        return Length(evaluated(self.metric, x))
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,8 @@ class Length:
         return square.clamp_min(torch.finfo(square.dtype).tiny).sqrt()
 
     def mv(self, v: Tensor) -> Tensor:
-        square = self.norm.quad(v)
-        half = (square > 0) / (2 * square.clamp_min(torch.finfo(square.dtype).tiny).sqrt())
+        length = self.quad(v)
+        half = (length > math.sqrt(torch.finfo(length.dtype).tiny)) / (2 * length)
         return self.norm.mv(v) * half.view(-1, 1, 1, 1)
 
 

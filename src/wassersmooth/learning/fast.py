@@ -96,7 +96,7 @@ class FastGradients:
             plain = plain_step(model, losses.resolve(loss_of(objective)), images, labels)
             with torch.autocast(device.type, enabled=False), torch.no_grad():  # its casts are in the graph already
                 probes = directions_of(objective, images, torch.Generator(device).manual_seed(0))
-                if len(probes) > 2 and plain.is_random:
+                if len(probes) > 1 and plain.is_random:
                     raise RuntimeError("it draws random numbers, which several probes would have to share: probes=1 works")
                 if probes:
                     graph = second_step_graph(plain, images, labels, eta, state, probes)
@@ -231,14 +231,6 @@ def step_graph(
         return loss, penalty, apart(gradients), [tangents.values[node] for node in plain.buffers]
 
     return elementary(step, (images, labels, eta, *state))
-
-
-def step_function(objective: Objective, model: nn.Module, images: Tensor, labels: Tensor) -> fx.GraphModule:
-    """:func:`step_graph` for a model as it is."""
-    plain = plain_step(model, losses.resolve(loss_of(objective)), images, labels)
-    state = [[tensor.detach() for tensor in tensors] for tensors in (model.parameters(), model.buffers())]
-    with torch.no_grad():
-        return step_graph(plain, objective, images, labels, strength_of(objective, images), state)
 
 
 def _laid_out(images: Tensor, strides: tuple[int, ...]) -> Tensor:

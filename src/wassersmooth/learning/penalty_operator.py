@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassersmooth.learning.dual_norm import PenaltyMetric
+from wassersmooth.learning.dual_norm import PenaltyMetric, evaluated
 from wassersmooth.own_operators import register
 
 _meant: ContextVar[Any] = ContextVar("metric")
@@ -33,8 +33,7 @@ def meaning(metric: PenaltyMetric | None) -> Iterator[None]:
 
 def _squares_and_directions(images: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """g' L(x) g and L(x) g. # shape: (B, C, H, W), both -> (B,) and (B, C, H, W)"""
-    metric = _meant.get()
-    cometric = getattr(metric, "evaluate", metric.cometric)(images)  # the first batch was looked at; the others are trusted
+    cometric = evaluated(_meant.get(), images)  # the first batch was looked at; the others are trusted
     square, direction = cometric.quad(g), cometric.mv(g)
     if direction.stride() != g.stride():  # the compiler was promised the layout of g
         direction = torch.empty_like(g).copy_(direction)

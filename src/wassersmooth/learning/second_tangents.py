@@ -14,40 +14,42 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from wassersmooth.learning.tangent_rules import separate_products
+from wassersmooth.learning.tangent_rules import separate_products, sum_of
 from wassersmooth.learning.tangents import Tangents
 from wassersmooth.learning.traced import PlainStep, apart, elementary
 
 
 def second_step_graph(
-    plain: PlainStep, images: Tensor, labels: Tensor, eta: Tensor, state: list[list[Tensor]], pairs: list[Tensor]
+    plain: PlainStep, images: Tensor, labels: Tensor, eta: Tensor, state: list[list[Tensor]], pairs: list[tuple[Tensor, Tensor]]
 ) -> fx.GraphModule:
     """(images, labels, eta, parameters, buffers, pairs) -> (loss, penalty, gradients of their sum, buffers after).
 
-    The penalty is (eta^2 / 2) u' Hess w, a mean over pairs and images; the pairs are given as [u, w, u, w, ...].
+    The penalty is (eta^2 / 2) u' Hess w, a mean over the pairs (u, w) and the images.
     """
-    inner = _first_derivatives(plain, images, labels, state, pairs[1])
+    inner = _first_derivatives(plain, images, labels, state, pairs[0][1])
+    nodes: Any = inner.graph.output_node().args[0]
+    losses, slope_of_losses, *rest = nodes
     number = len(plain.gradients)
+    gradients, slopes, buffers_after = rest[:number], rest[number : 2 * number], rest[2 * number :]
 
     def step(
-        images: Tensor, labels: Tensor, eta: Tensor, parameters: list[Tensor], buffers: list[Tensor], pairs: list[Tensor]
+        images: Tensor,
+        labels: Tensor,
+        eta: Tensor,
+        parameters: list[Tensor],
+        buffers: list[Tensor],
+        pairs: list[tuple[Tensor, Tensor]],
     ) -> tuple[Any, ...]:
-        factor = eta.to(images.dtype) ** 2 / len(pairs)  # half of it, and a mean over the pairs
-        loss, penalty, gradients, moved = torch.zeros(()), torch.zeros(()), [torch.zeros(())], [torch.zeros(())]
-        for k in range(0, len(pairs), 2):
-            tangents = Tangents(inner.graph, [images, labels, *parameters, *buffers, pairs[k + 1]])
-            tangents.push(inner.graph.find_nodes(op="placeholder")[0], pairs[k])
-            nodes: Any = inner.graph.output_node().args[0]
-            losses, slope_of_losses, *rest = nodes
-            second = factor * _slope(tangents, slope_of_losses).mean()
-            slopes = [factor * _slope(tangents, node) for node in rest[number : 2 * number]]
-            if k == 0:
-                loss = tangents.values[losses].mean()
-                moved = [tangents.values[node] for node in rest[2 * number :]]
-                gradients, penalty = [tangents.values[node] for node in rest[:number]], torch.zeros_like(loss)
-            penalty = penalty + second
-            gradients = [gradient + slope for gradient, slope in zip(gradients, slopes, strict=True)]
-        return loss, penalty, apart(gradients), moved
+        pushed = [Tangents(inner.graph, [images, labels, *parameters, *buffers, w]) for _, w in pairs]
+        for tangents, (u, _) in zip(pushed, pairs, strict=True):
+            tangents.push(inner.graph.find_nodes(op="placeholder")[0], u)
+        values, factor = pushed[0].values, eta.to(images.dtype) ** 2 / (2 * len(pairs))
+        penalty = factor * sum_of([_slope(tangents, slope_of_losses).mean() for tangents in pushed])
+        both = [
+            values[gradient] + factor * sum_of([_slope(tangents, slope) for tangents in pushed])
+            for gradient, slope in zip(gradients, slopes, strict=True)
+        ]
+        return values[losses].mean(), penalty, apart(both), [values[node] for node in buffers_after]
 
     return elementary(step, (images, labels, eta, *state, pairs))
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from wassersmooth.geometry.randomness import random_signs
 from wassersmooth.learning import engines
+from wassersmooth.learning.dual_norm import evaluated
 from wassersmooth.learning.engines import FiniteDifference
 from wassersmooth.learning.losses import Loss
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
@@ -61,9 +62,7 @@ def strength_of(objective: Objective, images: Tensor) -> Tensor:
     """eta as a tensor, so that other strengths share the compiled function; a tensor is read anew at every step."""
     penalty = objective if isinstance(objective, Tikhonov) else penalty_of(objective)
     eta = 0.0 if penalty is None else penalty.eta
-    if isinstance(eta, Tensor) and eta.device == images.device:
-        return eta.detach()
-    return torch.tensor(float(eta), dtype=images.dtype, device=images.device)
+    return eta.detach() if isinstance(eta, Tensor) else torch.tensor(eta, dtype=images.dtype, device=images.device)
 
 
 def inputs_of(
@@ -83,11 +82,10 @@ def inputs_of(
         return attacked.detach()
 
 
-def directions_of(objective: Objective, images: Tensor, generator: torch.Generator | None) -> list[Tensor]:
+def directions_of(objective: Objective, images: Tensor, generator: torch.Generator | None) -> list[tuple[Tensor, Tensor]]:
     """Where Tikhonov asks for second derivatives: L(x) z and z for each probe z, as calculus.laplacian draws them."""
     if not isinstance(objective, Tikhonov):
         return []
-    metric: Any = objective.metric
-    cometric = getattr(metric, "evaluate", metric.cometric)(images)
+    cometric = evaluated(objective.metric, images)
     signs = [random_signs(images.shape, images, generator) for _ in range(objective.probes or 0)]
-    return [direction for z in signs for direction in (cometric.mv(z), z)]
+    return [(cometric.mv(z), z) for z in signs]

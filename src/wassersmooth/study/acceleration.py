@@ -42,7 +42,7 @@ def make_step(
     device: torch.device,
 ) -> Step:
     """One step of training, as fast as the machine's settings allow."""
-    eager = EagerStep(model, objective, optimizer, noise, _autocast(machine, device))
+    eager = EagerStep(model, objective, optimizer, noise, autocast(machine.precision, device))
     compile, cuda_graph = shortcuts(machine, device)
     if not (compile or cuda_graph):
         return eager
@@ -171,7 +171,6 @@ def take_turns(trainings: Sequence[Iterator[None]], device: torch.device, parall
         active = going_on
 
 
-def _autocast(machine: Machine, device: torch.device) -> AbstractContextManager[object]:
-    if machine.precision == "bfloat16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """What forward passes run in."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()

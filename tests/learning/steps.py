@@ -1,0 +1,50 @@
+"""A step by the fast way and by the ordinary one, and what a traced step is made of."""
+
+import torch
+from torch import fx, nn
+
+from tests.learning.zoo import CLASSES
+from wassersmooth.learning import losses
+from wassersmooth.learning.fast import FastGradients, step_graph
+from wassersmooth.learning.traceable import loss_of, strength_of
+from wassersmooth.learning.traced import plain_step
+
+
+def traced(objective, model, **options):
+    return FastGradients(objective, model, compile=False, cuda_graph=False, **options)
+
+
+def gradients(model):
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+
+
+def ordinary(objective, model, images, labels, generator=None):
+    model.zero_grad()
+    terms = objective(model, images, labels, generator)
+    terms.total.backward()
+    return terms
+
+
+def state_of(model):
+    return [[tensor.detach() for tensor in tensors] for tensors in (model.parameters(), model.buffers())]
+
+
+def step_function(objective, model, images, labels) -> fx.GraphModule:
+    """The traced step of an objective, not yet compiled."""
+    plain = plain_step(model, losses.resolve(loss_of(objective)), images, labels)
+    with torch.no_grad():
+        return step_graph(plain, objective, images, labels, strength_of(objective, images), state_of(model))
+
+
+def convolutions(layers):
+    """A network of that many convolutions and a linear layer."""
+    parts = [nn.Sequential(nn.Conv2d(2 if k else 1, 2, 3, padding=1, bias=False), nn.Softplus()) for k in range(layers)]
+    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(2 * 64, CLASSES)).double()
+
+
+def products(graph: fx.GraphModule) -> tuple[int, int, int]:
+    """How many convolutions there are forward, for input gradients and for weight gradients."""
+    nodes = graph.graph.nodes
+    forward = sum(node.target is torch.ops.aten.convolution.default for node in nodes)
+    masks = [tuple(node.args[-1]) for node in nodes if node.target is torch.ops.aten.convolution_backward.default]
+    return forward, masks.count((True, False, False)), masks.count((False, True, False))
