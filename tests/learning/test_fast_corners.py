@@ -64,12 +64,12 @@ class Arithmetic(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(64, 8), nn.Linear(8, CLASSES)
+        self.first, self.last, self.shift = nn.Linear(64, 8), nn.Linear(8, CLASSES), nn.Parameter(torch.rand(8))
 
     def forward(self, x):
         hidden = torch.tanh(self.first(x.flatten(1)))
         hidden = torch.add(hidden, hidden * hidden, alpha=2) - torch.var_mean(hidden)[0]
-        return self.last(torch.sub(hidden, hidden.tanh(), alpha=0.5) + hidden.float().exp())
+        return self.last(torch.sub(hidden, hidden.tanh(), alpha=0.5).float() + self.shift)
 
 
 @pytest.mark.parametrize("objective", [Plain(), PENALTY, GradientPenalty(METRIC, 0.5, loss="square")], ids=repr)
@@ -104,13 +104,18 @@ def assigned(model):
     model.load_state_dict({name: 2 * tensor for name, tensor in model.state_dict().items()}, assign=True)
 
 
+def rewrapped(model):
+    model[0].weight = nn.Parameter(model[0].weight.data)
+
+
 def replaced(model):
     model[-1] = nn.Linear(model[-1].in_features, CLASSES).double()
 
 
-@pytest.mark.parametrize("change", [frozen, moved, assigned, replaced])
-def test_a_model_that_changes_under_way_goes_the_ordinary_way(change):
-    model, (images, labels) = make("batch_norm_train"), batch()
+@pytest.mark.parametrize("name", ["batch_norm_train", "pooling"])
+@pytest.mark.parametrize("change", [frozen, moved, assigned, rewrapped, replaced])
+def test_a_model_that_changes_under_way_goes_the_ordinary_way(name, change):
+    model, (images, labels) = make(name), batch()
     fast = traced(PENALTY, model)
     assert_same(fast, PENALTY, model, images, labels)
     change(model)

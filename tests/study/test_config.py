@@ -9,6 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.geometry.metrics import Euclidean, Wasserstein
+from wassersmooth.learning.dual_norm import DualNorm
+from wassersmooth.learning.objectives import GradientPenalty
+from wassersmooth.learning.terms import Objective
+from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.study import presets
 from wassersmooth.study.config import RunConfig, Study, flatten, with_values
 from wassersmooth.study.errors import StudyError
@@ -36,6 +42,24 @@ def test_the_frontier_trains_as_the_quick_study_does_at_many_points() -> None:
     kinds = [point.kind for point in points]
     assert set(KINDS) - {"tikhonov-euclidean", "euclidean-length"} <= set(kinds)
     assert all(kinds.count(kind) >= 3 for kind in set(kinds) - {"none"})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("euclidean:eta=0.3", GradientPenalty(Euclidean(), 0.3)),
+        ("dual-norm:eta=0.3", GradientPenalty(DualNorm(), 0.3)),
+        ("euclidean-length:eta=0.3", GradientPenalty(Euclidean(), 0.3, power=1)),
+        ("dual-length:eta=0.3", GradientPenalty(DualNorm(), 0.3, power=1)),
+        (
+            "wasserstein-length:eta=0.3,radius=2,mass=0.5",
+            GradientPenalty(Wasserstein(PixelGraph.grid(8, 8, 2), mass=0.5), 0.3, power=1),
+        ),
+        ("tikhonov-euclidean:eta=0.3", Tikhonov(Euclidean(), 0.3)),
+    ],
+)
+def test_a_regularizer_is_the_objective_it_says(text: str, expected: Objective) -> None:
+    assert repr(Regularizer.parse(text).objective((8, 8), "double_backward")) == repr(expected)
 
 
 def test_the_paper_s_recipe() -> None:

@@ -67,6 +67,14 @@ def test_a_ramp_that_does_not_end_is_said(tmp_path: Path, capsys: pytest.Capture
     experiment.train(study, "tiny", tmp_path / "runs", CPU, Screen())
     said = [line for line in capsys.readouterr().out.splitlines() if "strength" in line]
     assert said == ["euclidean-eta0.4-seed0: eta ends at 2 of 8 of its strength; shorten --eta-ramp, or train longer"]
+    experiment.train(
+        dataclasses.replace(study, training=dataclasses.replace(study.training, eta_ramp=2)),
+        "whole",
+        tmp_path / "whole",
+        CPU,
+        Screen(),
+    )
+    assert "strength" not in capsys.readouterr().out
 
 
 def test_the_ramp_reaches_the_objective(tmp_path: Path) -> None:

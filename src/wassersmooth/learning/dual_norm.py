@@ -81,9 +81,7 @@ class Length:
         return square.clamp_min(torch.finfo(square.dtype).tiny).sqrt()
 
     def mv(self, v: Tensor) -> Tensor:
-        length = self.quad(v)
-        half = (length > math.sqrt(torch.finfo(length.dtype).tiny)) / (2 * length)
-        return self.norm.mv(v) * half.view(-1, 1, 1, 1)
+        return self.norm.mv(v) / (2 * self.quad(v)).view(-1, 1, 1, 1)
 
 
 class SquaredL1:
