@@ -48,6 +48,30 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert "finished before" in train(dataset, tmp_path / "two", 2)
 
 
+LAST_THREADS = """
+import os
+import torch
+from wassersmooth.study.distributed import world
+
+with world("cpu") as here:
+    model = here.wrapped(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    del model
+threads = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+assert not [name for name in threads if "gloo" in name], threads
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted where Linux lists them")
+def test_no_thread_of_the_group_outlives_it(tmp_path: Path) -> None:
+    """One that does can abort the process while Python shuts down: a race that is lost once in many runs."""
+    script = tmp_path / "last_threads.py"
+    script.write_text(LAST_THREADS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("count", [2, 3, 5, 16])
 def test_the_shares_of_a_batch_add_up_to_its_mean(count: int) -> None:
     images, labels = torch.rand(count, 1, 2, 2), torch.arange(count)

@@ -5,6 +5,8 @@ The losses and weights are those of one process, as long as no layer couples the
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,10 +76,14 @@ def world(device: str) -> Iterator[World]:
     if size == 1:
         yield World(chosen)
         return
+    # Imported after the group, this module would hold it for good in its default arguments (DDP imports it): the group's
+    # threads would then outlive it, and one that lets go of a tensor while Python shuts down aborts the process.
+    importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
         yield World(chosen, dist.get_rank(), size)
     finally:
+        gc.collect()  # wrapped models, which hold the group too
         dist.destroy_process_group()
 
 
