@@ -44,11 +44,14 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
             totals.append(torch.stack([loss, penalty]) * len(labels))
             seen += len(labels)
             yield
+        errors = error(state.model, data.train, TRAIN_ERROR_IMAGES), error(state.model, data.validation)
+        yield  # nobody has waited for the GPU yet: runs beside this one go on while it computes
         _require_finite(torch.stack(totals), state, run)
         loss_mean, penalty_mean = (world.mean(torch.stack(totals).sum(0)) / seen).tolist()
-        state.end_epoch(validation := error(state.model, data.validation))
+        train_error, validation_error = (None if one is None else float(one) for one in errors)
+        state.end_epoch(validation_error)
         row = {"epoch": state.epoch, "loss": loss_mean, "penalty": penalty_mean}
-        row |= {"train_error": error(state.model, data.train, TRAIN_ERROR_IMAGES), "validation_error": validation}
+        row |= {"train_error": train_error, "validation_error": validation_error}
         row |= {"learning_rate": rate, "seconds": round(time.perf_counter() - started, 4)}
         if world.is_first:
             run.append_metrics(row)
@@ -191,17 +194,17 @@ class TrainingState:
 
 
 @torch.no_grad()
-def error(model: nn.Module, part: Part, limit: int | None = None) -> float | None:
-    """The error on the first ``limit`` images in eval mode, in percent; None where there are no images."""
+def error(model: nn.Module, part: Part, limit: int | None = None) -> Tensor | None:
+    """The error on the first ``limit`` images in eval mode, in percent, on their device; None where there are no images."""
     if not len(part):
         return None
     was_training = model.training
     model.eval()
     images, labels = part.images[:limit], part.labels[:limit]
     pairs = zip(torch.split(images, EVALUATION_BATCH), torch.split(labels, EVALUATION_BATCH), strict=True)
-    wrong = sum(int((model(x).argmax(1) != y).sum()) for x, y in pairs)
+    wrong = torch.stack([(model(x).argmax(1) != y).sum() for x, y in pairs]).sum()
     model.train(was_training)
-    return 100 * wrong / len(labels)
+    return 100 * wrong.double() / len(labels)
 
 
 def _guarded(
