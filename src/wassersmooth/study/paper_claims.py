@@ -103,7 +103,7 @@ class Trial:
         ]
         return (
             f"{f'{self.setting}: ' if self.setting else ''}{ours} (paper {papers}); {'; '.join(steps)}; "
-            f"the fall to Wasserstein is {100 * self.share:.0f} % of the paper's"
+            f"the fall to Wasserstein is {round(100 * self.share)} % of the paper's"
         )
 
 

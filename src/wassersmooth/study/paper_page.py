@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def page(stored: Mapping[str, Any], models: Mapping[str, Any] | None, pictures: 
         pictures: path from the page, by what the picture shows.
     """
     results = Results.of(stored["rows"])
-    parts = ["# The paper's study at full scale", _head(results)]
+    parts = ["# The paper's study at full scale", _head(results), _summary(results)]
     for selection in results.selections:
         parts += [f"## {_title(selection)}", f"Chosen by: {SELECTIONS[selection]}. {_points(results, selection)}"]
         parts += [_verdicts(results, selection), errors_table(results, selection).to_markdown()]
@@ -117,6 +118,16 @@ def _head(results: Results) -> str:
     )
 
 
+def _summary(results: Results) -> str:
+    """How many rows of the paper have which verdict, a line for each selection."""
+    lines = []
+    for selection in results.selections:
+        verdicts = Counter(outcome.verdict for outcome in outcomes(results, selection))
+        counts = ", ".join(f"**{verdict}** {count} of {verdicts.total()}" for verdict, count in verdicts.most_common())
+        lines.append(f"- {_title(selection)}, the rows of the paper's tables: {counts}.")
+    return "\n".join(lines)
+
+
 def _points(results: Results, selection: str) -> str:
     found = [f"{TITLES[kind]} {results.point(kind, selection)}" for kind in REGULARIZERS if results.point(kind, selection)]
     return f"{'; '.join(found)}." if found else ""
@@ -137,7 +148,7 @@ def _verdicts(results: Results, selection: str) -> str:
     for outcome in found:
         for t in outcome.trials:
             inside = ", ".join(TITLES[kind] for kind in t.inside) or "none of them"
-            yes = (YES_NO[t.protects], YES_NO[t.better], f"{100 * t.share:.0f} %", inside)
+            yes = (YES_NO[t.protects], YES_NO[t.better], f"{round(100 * t.share)} %", inside)
             lines.append(f"| {outcome.claim.label} | {t.setting or 'as they are'} | {' | '.join(yes)} |")
     return "\n".join(lines)
 

@@ -55,7 +55,8 @@ def errors_png(results: Results, selection: str) -> bytes:
             if not number:
                 axes.set_ylabel("error, %")
                 axes.plot([], [], "D", mfc="none", mec="#63625e", ms=5, label="the paper")
-                axes.legend(frameon=False, fontsize=8, loc="lower right")
+                handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
     return _png(draw, (10.5, 4.2))
 
@@ -82,7 +83,7 @@ def epsilon_png(results: Results, selection: str) -> bytes:
         for level, words in ((8.0, "8/255 in pixels"), (8 * std, "8/255 after\nnormalization")):
             axes.axvline(level, color="#bbb8b0", lw=0.8, zorder=0)
             axes.annotate(words, (level, 104), va="bottom", ha="center", fontsize=8, color="#63625e")
-        axes.set(xscale="symlog", ylim=(0, 104), xlabel=label_x, ylabel="error, %")
+        axes.set(xscale="symlog", xlim=(-0.1, 27), ylim=(0, 104), xlabel=label_x, ylabel="error, %")
         axes.set_xticks([0, 1, 2, 4, 8, 16, 25], ["0", "1", "2", "4", "8", "16", "25"])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
