@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from study.fake_runs import write_config, write_metrics, write_provenance
 
+from wassersmooth.cli import main
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.robustness.suites import FRONTIER
 from wassersmooth.study import frontier_points, frontier_questions
@@ -51,6 +52,8 @@ def fake_run(folder: Path, text: str, seed: int = 0, better: float = 0.0, clean:
     write_provenance(place, dice, seed)
     errors = {name: value + dice.uniform(-0.1, 0.1) for name, value in made_up(text, better, clean).items()}
     write_evaluation(place, errors, 4 - better)
+    held_out = {"errors": {name: value + 1 for name, value in errors.items()}, "flips": {"horizontal": 3.0, "vertical": 4.0}}
+    (place / "validation.json").write_text(json.dumps(held_out))
     return place
 
 
@@ -203,12 +206,40 @@ def test_interpolation_follows_the_lines() -> None:
 def test_one_point_of_each_kind_is_chosen(gathered: Path) -> None:
     points = points_of(Frontier.at(gathered).rows)
     found = chosen(points)
-    kinds = [p.rows[0]["kind"] for p in found]
-    assert len(kinds) == len(set(kinds)) == 7
-    assert {p.variant.epochs for p in found} == {24}
-    assert json.loads(gathered.read_text())["chosen"] == [p.regularizer for p in found]
-    best = next(p for p in found if p.rows[0]["kind"] == "wasserstein")
+    for picked in found.values():
+        kinds = [p.rows[0]["kind"] for p in picked]
+        assert len(kinds) == len(set(kinds)) == 7
+        assert {p.variant.epochs for p in picked} == {24}
+    stored = json.loads(gathered.read_text())["chosen"]
+    assert stored == {name: [p.regularizer for p in picked] for name, picked in found.items()}
+    best = next(p for p in found["balanced"] if p.rows[0]["kind"] == "wasserstein")
     assert best.family == "wasserstein:radius=2,mass=0.25"
+
+
+def test_the_choice_sees_validation_images_alone(tmp_path: Path) -> None:
+    """The strengths are rated one way on the test images and the other way on the validation images."""
+    places = [fake_run(tmp_path, text) for text in ("none", "euclidean:eta=0.1", "euclidean:eta=0.2", "euclidean:eta=3")]
+    path = gather([tmp_path], tmp_path / "frontier.json", SILENT) and tmp_path / "frontier.json"
+    assert [p.regularizer for p in chosen(points_of(Frontier.at(path).rows))["most_robust"]] == ["euclidean:eta=3", "none"]
+    weak = places[1] / "validation.json"
+    record = json.loads(weak.read_text())
+    record["errors"] |= {name: 1.0 for name in THREATS if name in record["errors"]}
+    weak.write_text(json.dumps(record))
+    gather([tmp_path], path, SILENT)
+    found = chosen(points_of(Frontier.at(path).rows))
+    assert [p.regularizer for p in found["most_robust"]] == ["euclidean:eta=0.1", "none"]
+    assert [p.regularizer for p in found["balanced"]] == ["euclidean:eta=0.1", "none"]
+    assert found["balanced"][0].mean("pgd20_margin_8_pixel") > 50, "the points themselves keep their test errors"
+
+
+def test_without_validation_errors_nothing_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("none", "euclidean:eta=0.1"):
+        (fake_run(tmp_path, text) / "validation.json").unlink()
+    path = tmp_path / "frontier.json"
+    assert main(["frontier", str(tmp_path), "--results", str(path)]) == 0
+    assert capsys.readouterr().out.count("evaluate FOLDER --split validation") == 2
+    assert json.loads(path.read_text())["chosen"] == {"balanced": [], "most_robust": []}
+    assert "Nothing yet: it is done on validation images" in path.with_suffix(".md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,17 @@ from study.small_studies import SILENT, tiny_run, train_to_the_end
 
 from wassersmooth.robustness.measurement import Measurement
 from wassersmooth.study import experiment
-from wassersmooth.study.measured_rows import FILE, MeasuredRows
+from wassersmooth.study.experiment import MEASURED
+from wassersmooth.study.measured_rows import MeasuredRows
 
 SUBJECT = {"model_sha256": "a", "test_sha256": "b", "device": "cpu"}
 
 
 def test_what_goes_in_comes_out_of_another_process_s_copy(tmp_path: Path) -> None:
-    rows = MeasuredRows(tmp_path / FILE, SUBJECT)
+    rows = MeasuredRows(tmp_path / MEASURED["test"], SUBJECT)
     wrong, changes = torch.rand(37) > 0.5, torch.rand(5, 8) > 0.5
     rows["clean"], rows["flips"] = wrong, changes
-    again = MeasuredRows(tmp_path / FILE, SUBJECT)
+    again = MeasuredRows(tmp_path / MEASURED["test"], SUBJECT)
     assert torch.equal(again["clean"], wrong)
     assert torch.equal(again["flips"], changes)
     assert list(again) == ["clean", "flips"]
@@ -30,7 +31,7 @@ def test_what_goes_in_comes_out_of_another_process_s_copy(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("left", ['{"name": "half', '{"name": "half"}\n', "\x00\n", "[1]\n"])
 def test_half_a_line_is_cut_off(tmp_path: Path, left: str) -> None:
-    path = tmp_path / FILE
+    path = tmp_path / MEASURED["test"]
     rows = MeasuredRows(path, SUBJECT)
     rows["clean"] = torch.ones(3, dtype=torch.bool)
     with path.open("a") as file:
@@ -43,8 +44,8 @@ def test_half_a_line_is_cut_off(tmp_path: Path, left: str) -> None:
 
 @pytest.mark.parametrize("content", ["", "{}\n", "no json\n", '{"subject": {"model_sha256": "another"}}\n{"name": "x"}\n'])
 def test_a_file_of_something_else_begins_anew(tmp_path: Path, content: str) -> None:
-    (tmp_path / FILE).write_text(content)
-    assert not len(MeasuredRows(tmp_path / FILE, SUBJECT))
+    (tmp_path / MEASURED["test"]).write_text(content)
+    assert not len(MeasuredRows(tmp_path / MEASURED["test"], SUBJECT))
 
 
 def test_a_killed_evaluation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +70,6 @@ def test_a_killed_evaluation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not {"clean", "fgsm_8_pixel", "fgsm_25_pixel"} & set(asked)
     whole = json.loads((run.folder / "evaluation.json").read_text())
     (run.folder / "evaluation.json").unlink()
-    (run.folder / FILE).unlink()
+    (run.folder / MEASURED["test"]).unlink()
     experiment.measure([run], SILENT, "cpu", "quick", 12)
     assert json.loads((run.folder / "evaluation.json").read_text()) == whole

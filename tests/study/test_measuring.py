@@ -28,6 +28,27 @@ def measure(run: Run, test_images: int | None = 12) -> dict[str, object]:
     return found
 
 
+def test_validation_images_have_a_file_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, loaded = tiny_run(tmp_path, epochs=2)
+    train_to_the_end(run, loaded)
+    experiment.measure([run], Screen(), "cpu", "quick", 5000, split="validation")
+    found = json.loads((run.folder / "validation.json").read_text())
+    assert found["images"] == len(loaded.validation)
+    assert found["errors"]["clean"] == pytest.approx(run.metrics()[-1]["validation_error"])
+    assert "Validation error in percent" in capsys.readouterr().out
+    assert not {"evaluation.json", "exhibits.safetensors", "measured.jsonl"} & {path.name for path in run.folder.iterdir()}
+    experiment.measure([run], SILENT, "cpu", "quick", 3, split="validation")
+    assert json.loads((run.folder / "validation.json").read_text())["images"] == 3
+    assert measure(run)["images"] == 12
+
+
+def test_validation_images_that_nobody_held_out(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, epochs=1, validation=0.0)
+    train_to_the_end(run, loaded)
+    with pytest.raises(StudyError, match="trained without a validation split"):
+        experiment.measure([run], SILENT, "cpu", "quick", split="validation")
+
+
 def test_data_that_changed_after_training_are_refused(tmp_path: Path) -> None:
     run = trained(tmp_path)
     images, labels = stripes(96, seed=5)

@@ -18,6 +18,7 @@ from wassersmooth.study.distributed import world
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier import gather
 from wassersmooth.study.frontier_page import write_page as write_frontier_page
+from wassersmooth.study.frontier_points import NOTHING_CHOSEN
 from wassersmooth.study.publish import Publish
 from wassersmooth.study.published_models import as_run
 from wassersmooth.study.report import write_report
@@ -100,6 +101,8 @@ class Evaluate:
 
     wassersmooth evaluate results/models/none.safetensors: a published network, in a run folder made for it.
 
+    wassersmooth evaluate runs/frontier --split validation: on held-out training images, to choose by; in validation.json.
+
     Writes evaluation.json and exhibits.safetensors into each run's folder; what was measured before is not measured again,
     row by row: a killed evaluation goes on, and another suite measures only what it adds.
     """
@@ -109,13 +112,15 @@ class Evaluate:
     suite: Suite = None
     """quick, paper, publication, standard, frontier, full; without it, what the run was configured with."""
     test_images: int | None = None
-    """Measures on that many test images, chosen by content; without it, as the run was configured."""
+    """Measures on that many images, chosen by content; without it, as the run was configured."""
     data_dir: Path | None = None
     """Where the data set is now, if not where it was when the run was trained."""
     autoattack_images: int | None = None
     """Runs AutoAttack on at most that many of them; without it, as the run was configured (1000)."""
     pictures: bool = True
     """Whether to collect the pictures of the report too."""
+    split: Literal["test", "validation"] = "test"
+    """Which images: test, or validation, those that training held out: to choose by, in a file of its own."""
     output: Path = Path("runs/published")
     """Where run folders for published models are made."""
     device: str = "auto"
@@ -130,7 +135,7 @@ class Evaluate:
         if not self.folders:
             raise StudyError("evaluate needs the folder of a run or of a study; got none; for instance runs/digits")
         runs = [run for path in self.folders for run in ([as_run(path, self.output)] if path.is_file() else runs_in(path))]
-        asked = (self.suite, self.test_images, self.data_dir, self.autoattack_images, self.pictures)
+        asked = (self.suite, self.test_images, self.data_dir, self.autoattack_images, self.pictures, self.split)
         experiment.measure(runs, Screen(), self.device, *asked)
 
 
@@ -185,7 +190,8 @@ class Frontier:
     """
 
     folders: Folders = ()
-    """Study folders or run folders, evaluated with --suite frontier; also with publication, for AutoAttack."""
+    """Study folders or run folders, evaluated with --suite frontier; also with publication, for AutoAttack, and with
+    --split validation, by which points are chosen."""
     results: Path = Path("results/frontier.json")
     """The file of rows."""
     render: bool = False
@@ -197,7 +203,8 @@ class Frontier:
         screen = Screen()
         if not self.render:
             screen.line(f"{self.results}: {len(gather(self.folders, self.results, screen))} rows")
-            screen.line(f"chosen: --regularizers {' '.join(read_json(self.results, 'a folder with rows')['chosen'])}")
+            for name, chosen in read_json(self.results, "a folder with rows")["chosen"].items():
+                screen.line(f"{name}: {' '.join(('--regularizers', *chosen)) if chosen else NOTHING_CHOSEN}")
         screen.line(f"page: {write_frontier_page(self.results)}")
 
 

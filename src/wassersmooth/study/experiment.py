@@ -11,19 +11,22 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from wassersmooth.robustness.dossier import evaluate
 from wassersmooth.robustness.suites import WITH_AUTOATTACK
 from wassersmooth.study import acceleration, data, durable, exhibits, models, provenance
 from wassersmooth.study.config import Data, Machine, Study
-from wassersmooth.study.data import Dataset
+from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.distributed import World, choose_device
 from wassersmooth.study.errors import DivergedError, StudyError
-from wassersmooth.study.measured_rows import FILE, MeasuredRows
+from wassersmooth.study.measured_rows import MeasuredRows
 from wassersmooth.study.runs import Run, read_json
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.training import training
 
+EVALUATIONS = {"test": "evaluation.json", "validation": "validation.json"}  # by the images that were measured
+MEASURED = {"test": "measured.jsonl", "validation": "measured-validation.jsonl"}
 RECORD = "study.json"  # in the study's folder: how long training and evaluation took
 EVALUATION_SEED = 0  # the same for all runs, so that they are measured on the same images with the same random starts
 SHOWN_FIRST = ("clean", "fgsm_8_pixel", "ifgsm20_8_pixel", "fgsm_8_normalized", "ifgsm20_8_normalized")
@@ -59,8 +62,13 @@ def measure(
     data_dir: Path | None = None,
     autoattack_images: int | None = None,
     pictures: bool = True,
+    split: str = "test",
 ) -> None:
-    """Evaluates finished runs on test images; what is not given comes from each run's own configuration."""
+    """Evaluates finished runs on test images; what is not given comes from each run's own configuration.
+
+    With split = "validation", on as many of the images that training held out: what is chosen by them was not chosen on the
+    test images. Those results have files of their own.
+    """
     where = choose_device(device)
     acceleration.apply_settings(Machine(precision="float32"))  # an attack lives on small gradients: none is rounded away
     loaded: dict[tuple[Data, int | None], Dataset] = {}
@@ -68,17 +76,20 @@ def measure(
     with screen.bars(), _clocked(record, "evaluation_seconds") if record.exists() else nullcontext():
         for run in runs:
             wanted = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
-            key = (wanted, test_images or run.config.evaluation.test_images)
+            count = test_images or run.config.evaluation.test_images
+            key = (wanted, count if split == "test" else None)
             if key not in loaded:
                 loaded[key] = data.load(*key)
+            part = loaded[key].test if split == "test" else _held_out(loaded[key], count, run)
             hard = autoattack_images or run.config.evaluation.autoattack_images
-            _measure_one(run, loaded[key], suite or run.config.evaluation.suite, hard, where, screen, pictures)
-    show_errors(runs, screen)
+            asked = (suite or run.config.evaluation.suite, hard, where, screen, pictures, split)
+            _measure_one(run, run.load_model(loaded[key]), part, *asked)
+    show_errors(runs, screen, split)
 
 
-def show_errors(runs: Sequence[Run], screen: Screen) -> None:
+def show_errors(runs: Sequence[Run], screen: Screen, split: str = "test") -> None:
     """The main columns of the table that the report has in full."""
-    found = [(run, read_json(run.folder / "evaluation.json", "an evaluated run")) for run in runs]
+    found = [(run, read_json(run.folder / EVALUATIONS[split], "an evaluated run")) for run in runs]
     names = [name for name in SHOWN_FIRST if all(name in evaluation["errors"] for _, evaluation in found)]
     rows = []
     for run, evaluation in found:
@@ -87,7 +98,9 @@ def show_errors(runs: Sequence[Run], screen: Screen) -> None:
         flips = [f"{measured[axis]:.2f}" if axis in measured else "-" for axis in ("horizontal", "vertical")]
         rows.append([run.config.name, *errors, *flips, evaluation["verdict"]])
     screen.table(
-        "Test error in percent, and label flips along translations", ["run", *names, "flips h", "flips v", "verdict"], rows
+        f"{split.capitalize()} error in percent, and label flips along translations",
+        ["run", *names, "flips h", "flips v", "verdict"],
+        rows,
     )
 
 
@@ -115,17 +128,32 @@ def _one_training(run: Run, loaded: Dataset, world: World, screen: Screen, diver
                 diverged.append(error)
 
 
+def _held_out(loaded: Dataset, count: int | None, run: Run) -> Part:
+    """The validation images, which lie in an order by content: the first ones are as good as any."""
+    if not len(loaded.validation):
+        raise StudyError(f"{run.folder} was trained without a validation split; it takes one, such as --validation 0.1")
+    return Part(loaded.validation.images[:count], loaded.validation.labels[:count])
+
+
 def _measure_one(
-    run: Run, loaded: Dataset, suite: str, autoattack_images: int, device: torch.device, screen: Screen, pictures: bool
+    run: Run,
+    model: nn.Module,
+    part: Part,
+    suite: str,
+    autoattack_images: int,
+    device: torch.device,
+    screen: Screen,
+    pictures: bool,
+    split: str,
 ) -> None:
-    model = run.load_model(loaded).to(device)
-    images, labels = loaded.test.images.to(device), loaded.test.labels.to(device)
+    model = model.to(device)
+    images, labels = part.images.to(device), part.labels.to(device)
     weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
     subject = {"model_sha256": weights, "test_sha256": _fingerprint(images)}
     asked: dict[str, object] = {"suite": suite, "images": len(labels), **subject}
     if suite in WITH_AUTOATTACK:
         asked["autoattack_images"] = autoattack_images
-    path = run.folder / "evaluation.json"
+    path = run.folder / EVALUATIONS[split]
     if _holds(path, asked):
         screen.line(f"{run.config.name}: measured before")
         return
@@ -137,9 +165,9 @@ def _measure_one(
 
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     try:
-        memory = MeasuredRows(run.folder / FILE, subject | {"device": device.type})
+        memory = MeasuredRows(run.folder / MEASURED[split], subject | {"device": device.type})
         report = evaluate(model, images, labels, suite, progress, generator, autoattack_images, memory)
-        if pictures:
+        if pictures and split == "test":
             exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
     except ValueError as error:  # the library's own complaints are one line with a remedy already
         raise StudyError(str(error)) from error

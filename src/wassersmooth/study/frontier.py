@@ -13,6 +13,7 @@ from typing import Any
 from wassersmooth.study import durable, rows
 from wassersmooth.study.config import RunConfig, flatten
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.experiment import EVALUATIONS
 from wassersmooth.study.frontier_points import THREATS, chosen, fronts, points_of
 from wassersmooth.study.rows import Row
 from wassersmooth.study.runs import Run, read_json, runs_in
@@ -47,7 +48,7 @@ def gather(folders: Sequence[Path], results: Path, screen: Screen) -> list[Row]:
         )
     durable.make_folder(results.parent)
     everything = rows.merged(stored["rows"], new, KEY)
-    picked = [point.regularizer for point in chosen(points_of(everything))]
+    picked = {name: [point.regularizer for point in found] for name, found in chosen(points_of(everything)).items()}
     return rows.merge(results, marked(everything), KEY, harness=harness, chosen=picked)
 
 
@@ -67,6 +68,9 @@ def row_of(run: Run) -> Row:
     row |= {"flips": _rounded(evaluation["flips"]), "verdict": evaluation["verdict"]}
     row |= {"training_seconds": origin["seconds"], "runs_at_once": config.machine.parallel}
     row |= {"commit": origin.get("commit"), "hardware": origin.get("device")}
+    if (run.folder / EVALUATIONS["validation"]).is_file():
+        held_out = read_json(run.folder / EVALUATIONS["validation"], "an evaluated run")
+        row["validation"] = {"errors": _rounded(held_out["errors"]), "flips": _rounded(held_out["flips"])}
     return row | {"model_sha256": evaluation.get("model_sha256"), "front": []}
 
 
@@ -82,6 +86,8 @@ def united(old: Row | None, new: Row) -> Row:
     if old is None or old.get("model_sha256") is None or old["model_sha256"] != new["model_sha256"]:
         return new
     result = dict(new) | {name: dict(new[name]) for name in PER_MEASURE}
+    if "validation" in old:
+        result.setdefault("validation", old["validation"])
     for name in old["errors"]:
         if old["images"].get(name, 0) > new["images"].get(name, 0) or name not in new["errors"]:
             for entry in PER_MEASURE:

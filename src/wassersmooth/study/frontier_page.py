@@ -10,8 +10,9 @@ from wassersmooth.study import durable
 from wassersmooth.study.frontier import Frontier
 from wassersmooth.study.frontier_plots import family_plot, question_plot, variant_plot
 from wassersmooth.study.frontier_points import (
-    MORE_CLEAN,
+    CHOICES,
     NEARLY,
+    NOTHING_CHOSEN,
     THREATS,
     Noise,
     Point,
@@ -68,12 +69,19 @@ def page_text(frontier: Frontier, results: Path) -> str:
         }
         plot = [f"![Clean error against each threat: {variant}]({folder}/{variant.slug}.png)"] if variant != base else []
         parts += [f"### {variant}", *plot, _table(mine, front_here)]
-    picked = " ".join(f'"{point.regularizer}"' for point in chosen(points))
-    rule = f"of each kind the lowest mean error over the threats among points within {MORE_CLEAN:g} points of the plain"
-    parts += ["## Chosen points", f"For more seeds, more epochs and AutoAttack: {rule} network's clean error."]
-    parts[-1] += " The choice was made on these test images; other seeds and longer training are the check on it."
-    parts += [f"```\n--regularizers {picked}\n```"]
+    parts += ["## Chosen points", *_chosen(points)]
     return "\n\n".join(parts) + "\n"
+
+
+def _chosen(points: Sequence[Point]) -> list[str]:
+    found = chosen(points)
+    if not any(found.values()):
+        return [f"{NOTHING_CHOSEN.capitalize()}."]
+    parts = ["For more seeds, more epochs and AutoAttack, one point of each kind, by two rules, on validation images alone."]
+    for name, picked in found.items():
+        flags = " ".join(f'"{point.regularizer}"' for point in picked)
+        parts += [f"{name.replace('_', ' ').capitalize()}: {CHOICES[name]}.", f"```\n--regularizers {flags}\n```"]
+    return parts
 
 
 def _harness(frontier: Frontier, points: Sequence[Point]) -> str:

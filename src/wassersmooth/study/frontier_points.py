@@ -22,7 +22,13 @@ THREATS = {
     "autoattack_2_pixel": "AutoAttack 2/255",
 }
 NEARLY = 0.5  # clean errors that differ by less are called equal beyond the ends of a front
-MORE_CLEAN = 5.0  # how many points of clean error the chosen point of a family may cost
+MORE_CLEAN = 5.0  # how many points of clean error the balanced choice of a kind may cost
+STRONGEST = "pgd20_margin_8_pixel"
+CHOICES = {
+    "balanced": f"the lowest mean error over the threats within {MORE_CLEAN:g} points of the plain network's clean error",
+    "most_robust": f"the lowest error at {THREATS[STRONGEST]}, whatever it costs",
+}
+NOTHING_CHOSEN = "nothing yet: it is done on validation images; wassersmooth evaluate FOLDER --split validation"
 QUANTILE = 1.96
 FREEDOM = 3  # seeds beyond the first, over all points, that a spread can be told from
 
@@ -132,21 +138,29 @@ def front(points: Iterable[Point], threat: str) -> list[Point]:
     return result
 
 
-def chosen(points: Sequence[Point]) -> list[Point]:
-    """Of each kind in the base variant: the lowest mean over the threats among points that cost little clean error.
+def chosen(points: Sequence[Point]) -> dict[str, list[Point]]:
+    """One point of each kind in the base variant, by each of the :data:`CHOICES`.
 
-    Where all of a kind cost more than :data:`MORE_CLEAN` beyond the plain network, the one that costs least.
+    All of it on validation images: a point whose runs were not measured there cannot be chosen. Where all of a kind cost more
+    than :data:`MORE_CLEAN` beyond the plain network, the balanced choice is the one that costs least.
     """
-    base = [point for point in points if point.variant == base_variant(points)]
+    base = [_held_out(p) for p in points if p.variant == base_variant(points) and all("validation" in r for r in p.rows)]
     plain = min((clean for p in base if p.family == "none" and (clean := p.mean("clean")) is not None), default=None)
     threats = [t for t in measured_threats(base) if t != "flips" and all(p.values(t) for p in base)]
-    result = []
+    picked: dict[str, list[tuple[Variant, str]]] = {name: [] for name in CHOICES}
     for _, group in itertools.groupby(sorted(base, key=_kind), key=_kind):
         members = list(group)
         cheap = [p for p in members if plain is None or _mean(p, ["clean"]) <= plain + MORE_CLEAN]
-        best = min(cheap, key=lambda p: _mean(p, threats)) if cheap else min(members, key=lambda p: _mean(p, ["clean"]))
-        result.append(best)
-    return result
+        balanced = min(cheap, key=lambda p: _mean(p, threats)) if cheap else min(members, key=lambda p: _mean(p, ["clean"]))
+        most_robust = min(members, key=lambda p: _mean(p, [STRONGEST]))
+        for name, best in zip(CHOICES, (balanced, most_robust), strict=True):
+            picked[name].append((best.variant, best.regularizer))
+    return {name: [p for p in points if (p.variant, p.regularizer) in found] for name, found in picked.items()}
+
+
+def _held_out(point: Point) -> Point:
+    """The point as the validation images saw it."""
+    return Point(tuple(row | row["validation"] for row in point.rows))
 
 
 @dataclass(frozen=True)

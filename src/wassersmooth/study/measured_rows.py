@@ -18,8 +18,6 @@ from torch import Tensor
 
 from wassersmooth.study import durable
 
-FILE = "measured.jsonl"
-
 
 class MeasuredRows(MutableMapping[str, Tensor]):
     """Boolean results by name, kept in a file that grows as they come.

@@ -5,7 +5,7 @@ metrics.jsonl           one line per epoch, cut back to the checkpoint when a ru
 checkpoint.safetensors  model, optimizer, schedule, epoch and random states
 provenance.json         code, versions, device, threads, seed, seconds
 model.safetensors       the result; written last, so a run that has it is finished
-evaluation.json         what evaluate measured
+evaluation.json         what evaluate measured; validation.json, on the images that training held out
 """
 
 from __future__ import annotations
