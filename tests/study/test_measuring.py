@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +50,41 @@ def test_validation_images_that_nobody_held_out(tmp_path: Path) -> None:
     train_to_the_end(run, loaded)
     with pytest.raises(StudyError, match="trained without a validation split"):
         experiment.measure([run], SILENT, "cpu", "quick", split="validation")
+
+
+def test_processes_share_the_runs_of_a_study(tmp_path: Path) -> None:
+    """Three processes with the same command: no run is measured twice, and each of them shows the whole table."""
+    study = tiny_study(tmp_path, epochs=1, regularizers=("none", "euclidean:eta=0.1", "wasserstein:eta=0.1,radius=2"))
+    runs = experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
+    command = [sys.executable, "-m", "wassersmooth", "evaluate", str(tmp_path / "study"), "--suite", "quick", "--device", "cpu"]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    shown = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    for run in runs:
+        lines = (run.folder / "measured.jsonl").read_text().splitlines()
+        names = [json.loads(line).get("name") for line in lines]
+        assert len(names) == len(set(names)), "a row was measured twice"
+        assert all(run.config.name in text for text in shown)
+
+
+def test_a_run_that_another_process_measures_comes_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = tiny_study(tmp_path, epochs=1, regularizers=("none", "euclidean:eta=0.1"))
+    first, second = experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
+    order = []
+    with first.measuring() as mine:
+        assert mine
+        sharing = experiment._shared_out([first, second], Screen())
+        order.append(next(sharing))
+    order += list(sharing)
+    assert order == [second, first]
+    assert "waiting" not in capsys.readouterr().out
+    held = ExitStack()
+    held.enter_context(first.measuring())
+    monkeypatch.setattr("wassersmooth.study.experiment.time.sleep", lambda seconds: held.close())
+    assert list(experiment._shared_out([first], Screen())) == [first]
+    assert f"waiting for what other processes measure: {first.config.name}" in capsys.readouterr().out
 
 
 def test_data_that_changed_after_training_are_refused(tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ class Evaluate:
     wassersmooth evaluate runs/frontier --split validation: on held-out training images, to choose by; in validation.json.
 
     Writes evaluation.json and exhibits.safetensors into each run's folder; what was measured before is not measured again,
-    row by row: a killed evaluation goes on, and another suite measures only what it adds.
+    row by row: a killed evaluation goes on, and another suite measures only what it adds. Give the same command several times
+    at once and the processes share the runs: one small network leaves most of a GPU idle.
     """
 
     folders: Folders

@@ -28,6 +28,7 @@ from wassersmooth.study.training import training
 EVALUATIONS = {"test": "evaluation.json", "validation": "validation.json"}  # by the images that were measured
 MEASURED = {"test": "measured.jsonl", "validation": "measured-validation.jsonl"}
 RECORD = "study.json"  # in the study's folder: how long training and evaluation took
+PAUSE = 0.5  # seconds between two looks at what other processes are measuring
 EVALUATION_SEED = 0  # the same for all runs, so that they are measured on the same images with the same random starts
 SHOWN_FIRST = ("clean", "fgsm_8_pixel", "ifgsm20_8_pixel", "fgsm_8_normalized", "ifgsm20_8_normalized")
 
@@ -66,15 +67,15 @@ def measure(
 ) -> None:
     """Evaluates finished runs on test images; what is not given comes from each run's own configuration.
 
-    With split = "validation", on as many of the images that training held out: what is chosen by them was not chosen on the
-    test images. Those results have files of their own.
+    Processes that are given the same runs share them. With split = "validation", on as many of the images that training held
+    out: what is chosen by them was not chosen on the test images. Those results have files of their own.
     """
     where = choose_device(device)
     acceleration.apply_settings(Machine(precision="float32"))  # an attack lives on small gradients: none is rounded away
     loaded: dict[tuple[Data, int | None], Dataset] = {}
     record = runs[0].folder.parent / RECORD
     with screen.bars(), _clocked(record, "evaluation_seconds") if record.exists() else nullcontext():
-        for run in runs:
+        for run in _shared_out(runs, screen):
             wanted = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
             count = test_images or run.config.evaluation.test_images
             key = (wanted, count if split == "test" else None)
@@ -126,6 +127,25 @@ def _one_training(run: Run, loaded: Dataset, world: World, screen: Screen, diver
                     raise
                 screen.line(f"{run.config.name}: stopped, the loss is not finite")
                 diverged.append(error)
+
+
+def _shared_out(runs: Sequence[Run], screen: Screen) -> Iterator[Run]:
+    """Every run once, while no other process measures it: those that one does measure come last, when it is done."""
+    waiting, said = list(runs), False
+    while waiting:
+        elsewhere = []
+        for run in waiting:
+            with run.measuring() as mine:
+                if mine:
+                    yield run
+                else:
+                    elsewhere.append(run)
+        if len(elsewhere) == len(waiting):
+            if not said:
+                screen.line(f"waiting for what other processes measure: {', '.join(run.config.name for run in waiting)}")
+            said = True
+            time.sleep(PAUSE)
+        waiting = elsewhere
 
 
 def _held_out(loaded: Dataset, count: int | None, run: Run) -> Part:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.errors import StudyError
 
-LOCK = "run.lock"
+LOCK, MEASURING = "run.lock", "measuring.lock"
 
 
 class Run:
@@ -54,9 +54,15 @@ class Run:
     def claimed(self) -> Iterator[None]:
         """The folder made, its configuration stored or found to be the same, and no other process writing to it."""
         durable.make_folder(self.folder)
-        with _locked(self.folder / LOCK):
+        with _locked(self.folder / LOCK) as mine:
+            if not mine:
+                raise StudyError(f"{self.folder} is being written by another process; wait for it, or choose another --output")
             self._settle_configuration()
             yield
+
+    def measuring(self) -> AbstractContextManager[bool]:
+        """Whether it is this process that measures the run now, and no other one."""
+        return _locked(self.folder / MEASURING)
 
     def _settle_configuration(self) -> None:
         path = self.folder / "config.json"
@@ -167,12 +173,12 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time. The system drops the lock of a killed process by itself."""
+def _locked(path: Path) -> Iterator[bool]:
+    """Whether the lock is this process's. The system drops the lock of a killed process by itself."""
     try:
         import fcntl
     except ImportError:  # Windows: no such lock, and two writers are the user's own lookout
-        yield
+        yield True
         return
     try:
         file = path.open("a")
@@ -182,7 +188,6 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StudyError(
-                f"{path.parent} is being written by another process; wait for it, or choose another --output"
-            ) from None
-        yield
+            yield False
+        else:
+            yield True
