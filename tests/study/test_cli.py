@@ -148,12 +148,14 @@ def test_train_evaluate_frontier_one_after_the_other(capsys: pytest.CaptureFixtu
     points = ["none", "pgd7:eta=0.02", "wasserstein+l2-adversarial:eta=0.2,radius=1,epsilon=0.1"]
     assert run(capsys, "train", *tiny_flags(tmp_path), "--regularizers", *points)[0] == 0
     flags = ["--suite", "frontier", "--device", "cpu", "--test-images", "12"]
-    assert run(capsys, "evaluate", str(tmp_path / "study"), *flags)[0] == 0
+    for split in ("test", "validation"):
+        assert run(capsys, "evaluate", str(tmp_path / "study"), *flags, "--split", split)[0] == 0
     results = tmp_path / "results" / "frontier.json"
     code, out, err = run(capsys, "frontier", str(tmp_path / "study"), "--results", str(results))
     assert (code, err) == (0, "")
     assert f"{results}: 3 rows" in out
-    assert "chosen: --regularizers none pgd7:eta=0.02 wasserstein+l2-adversarial:eta=0.2,radius=1,epsilon=0.1" in out
+    for rule in ("balanced", "most_robust"):
+        assert f"{rule}: --regularizers none pgd7:eta=0.02 wasserstein+l2-adversarial:eta=0.2,radius=1,epsilon=0.1" in out
     page = results.with_suffix(".md").read_text()
     assert all(f"| `{text}` |" in page for text in points)
     results.with_suffix(".md").unlink()
