@@ -3,6 +3,8 @@
 import torch
 from torch import fx, nn
 
+from tests.compare import assert_matches
+from tests.learning.central import flat
 from tests.learning.zoo import CLASSES
 from wassersmooth.learning import losses
 from wassersmooth.learning.fast import FastGradients, step_graph
@@ -23,6 +25,16 @@ def ordinary(objective, model, images, labels, generator=None):
     terms = objective(model, images, labels, generator)
     terms.total.backward()
     return terms
+
+
+def assert_same_step(received, expected, model, twin, tolerance):
+    """Terms, gradients and buffers of a step of the model are those of the ordinary step of its twin."""
+    for one, other in zip(received, expected, strict=True):
+        assert_matches(one, other, tolerance)
+        assert not one.requires_grad
+    assert_matches(flat(gradients(model)), flat(gradients(twin)), tolerance)
+    for one, other in zip(model.buffers(), twin.buffers(), strict=True):
+        assert_matches(one, other, min(tolerance, 1e-12))
 
 
 def state_of(model):

@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.compare import assert_matches
 from tests.learning.central import along, differences, flat, gradient_penalty
-from tests.learning.steps import convolutions, gradients, ordinary, products, step_function, traced
+from tests.learning.steps import assert_same_step, convolutions, gradients, ordinary, products, step_function, traced
 from tests.learning.zoo import CLASSES, ZOO, batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
 from wassersmooth.learning import compiled
@@ -24,6 +24,7 @@ METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2), mass=0.1)
 PENALTY = GradientPenalty(METRIC, eta=0.7)
 OBJECTIVES = [Plain(), PENALTY, GradientPenalty(Euclidean(), 0.5), GradientPenalty(DualNorm(), 0.5)]
 RANDOM = [name for name in ZOO if "dropout" in name]
+DRAWING = NoisyInputs | AdversarialTraining | Tikhonov
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
@@ -34,12 +35,7 @@ def test_terms_gradients_and_buffers_are_those_of_the_objective(name, objective,
     twin = copy.deepcopy(model)
     expected = ordinary(objective, twin, images, labels)
     received = traced(objective, model)(images, labels)
-    for one, other in zip(received, expected, strict=True):
-        assert_matches(one, other, 1e-10)
-        assert not one.requires_grad
-    assert_matches(flat(gradients(model)), flat(gradients(twin)), 1e-10)
-    for one, other in zip(model.buffers(), twin.buffers(), strict=True):
-        assert_matches(one, other, 1e-12)
+    assert_same_step(received, expected, model, twin, 1e-10)
 
 
 @pytest.mark.parametrize("name", ["batch_norm_train", "vision_transformer", "residual_train"])
@@ -319,9 +315,7 @@ def test_replayed_steps_train_like_the_ordinary_ones(objective):
     for step in range(6):
         x = images.roll(step, 0)
         received, expected = fast(x, labels, generator), ordinary(objective, twin, x, labels, other)
-        if not isinstance(
-            objective, NoisyInputs | AdversarialTraining | Tikhonov
-        ):  # captured draws come from another stream of numbers
+        if not isinstance(objective, DRAWING):  # captured draws come from another stream of numbers
             assert_matches(received.total, expected.total, 1e-8)
             assert_matches(flat(gradients(model)), flat(gradients(twin)), 1e-8)
         for optimizer in optimizers:

@@ -230,6 +230,9 @@ def test_the_choice_sees_validation_images_alone(tmp_path: Path) -> None:
     assert [p.regularizer for p in found["most_robust"]] == ["euclidean:eta=0.1", "none"]
     assert [p.regularizer for p in found["balanced"]] == ["euclidean:eta=0.1", "none"]
     assert found["balanced"][0].mean("pgd20_margin_8_pixel") > 50, "the points themselves keep their test errors"
+    weak.unlink()  # what was measured of the same weights is kept
+    gather([tmp_path], path, SILENT)
+    assert [p.regularizer for p in chosen(points_of(Frontier.at(path).rows))["most_robust"]] == ["euclidean:eta=0.1", "none"]
 
 
 def test_without_validation_errors_nothing_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,8 @@ from study.small_studies import SILENT, tiny_run, train_to_the_end
 
 from wassersmooth.robustness.measurement import Measurement
 from wassersmooth.study import experiment
-from wassersmooth.study.experiment import MEASURED
 from wassersmooth.study.measured_rows import MeasuredRows
+from wassersmooth.study.runs import MEASURED
 
 SUBJECT = {"model_sha256": "a", "test_sha256": "b", "device": "cpu"}
 

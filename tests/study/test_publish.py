@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,11 @@ def test_the_page_of_full_rows_and_a_search(tmp_path: Path) -> None:
     path = tmp_path / "paper.json"
     rows.merge(path, fake_rows() + fake_rows(2, "most_robust"), KEY, sweeps={"euclidean": search})
     text, plots = publish.page_of(path)
+    assert "- Most robust, the rows of the paper's tables: **" in text
+    counts = re.findall(r"\*\*(holds|holds only in normalized units|does not hold)\*\* (\d) of 6", text)
+    judged = Counter(re.findall(r"^\| table .*? \| \*\*(.*?)\*\* \|", text, re.MULTILINE))
+    assert sum((Counter({verdict: int(count)}) for verdict, count in counts), Counter()) == judged
+    assert judged.total() == 12
     assert "table 1: FGSM, epsilon 8/255 | **holds only in normalized units**" in text
     assert "table 2: Flips, horizontal translation | **holds**" in text
     assert "each trained for 16 epochs (milestones [8, 12]: a shorter schedule than the final 200 epochs)" in text

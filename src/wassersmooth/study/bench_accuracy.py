@@ -6,9 +6,9 @@ import copy
 import dataclasses
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from wassersmooth.learning.agreement import gap_between
 from wassersmooth.learning.fast import FastGradients
 from wassersmooth.learning.terms import Objective
 from wassersmooth.study.bench_steps import Setup, objective_of
@@ -32,17 +32,17 @@ def gradient_errors(setup: Setup, progress: Progress) -> dict[str, Any]:
         with setup.autocast():
             fast(images, labels)
             other = _ordinary(objective, ordinary, images, labels)
-        for name, gradient in (("fast", _flat(fast.model)), ("double_backward", other)):
-            found[name].append(float((gradient - truth).norm() / truth.norm()))
+        found["fast"].append(gap_between(_gradients(fast.model), truth).relative)
+        found["double_backward"].append(gap_between(other, truth).relative)
     return {"case": CASE, "precision": setup.precision, **found, "ratio": max(found["fast"]) / max(found["double_backward"])}
 
 
-def _ordinary(objective: Objective, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+def _ordinary(objective: Objective, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
     model.zero_grad(set_to_none=True)
     objective(model, images, labels).total.backward()  # type: ignore[no-untyped-call]
-    return _flat(model)
+    return _gradients(model)
 
 
-def _flat(model: nn.Module) -> Tensor:
-    """All gradients as one vector, in double precision on the CPU."""
-    return torch.cat([p.grad.flatten().double().cpu() for p in model.parameters() if p.grad is not None])
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    """In double precision on the CPU."""
+    return {name: p.grad.double().cpu() for name, p in model.named_parameters() if p.grad is not None}

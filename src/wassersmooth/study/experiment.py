@@ -21,12 +21,10 @@ from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.distributed import World, choose_device
 from wassersmooth.study.errors import DivergedError, StudyError
 from wassersmooth.study.measured_rows import MeasuredRows
-from wassersmooth.study.runs import Run, read_json
+from wassersmooth.study.runs import EVALUATIONS, MEASURED, Run, read_json
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.training import training
 
-EVALUATIONS = {"test": "evaluation.json", "validation": "validation.json"}  # by the images that were measured
-MEASURED = {"test": "measured.jsonl", "validation": "measured-validation.jsonl"}
 RECORD = "study.json"  # in the study's folder: how long training and evaluation took
 PAUSE = 0.5  # seconds between two looks at what other processes are measuring
 EVALUATION_SEED = 0  # the same for all runs, so that they are measured on the same images with the same random starts
@@ -90,7 +88,7 @@ def measure(
 
 def show_errors(runs: Sequence[Run], screen: Screen, split: str = "test") -> None:
     """The main columns of the table that the report has in full."""
-    found = [(run, read_json(run.folder / EVALUATIONS[split], "an evaluated run")) for run in runs]
+    found = [(run, run.evaluation(split)) for run in runs]
     names = [name for name in SHOWN_FIRST if all(name in evaluation["errors"] for _, evaluation in found)]
     rows = []
     for run, evaluation in found:

@@ -13,10 +13,9 @@ from typing import Any
 from wassersmooth.study import durable, rows
 from wassersmooth.study.config import RunConfig, flatten
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.experiment import EVALUATIONS
 from wassersmooth.study.frontier_points import THREATS, chosen, fronts, points_of
 from wassersmooth.study.rows import Row
-from wassersmooth.study.runs import Run, read_json, runs_in
+from wassersmooth.study.runs import EVALUATIONS, Run, read_json, runs_in
 from wassersmooth.study.screen import Screen
 
 KEY = ("family", "regularizer", "activation", "augment", "epochs", "patience", "seed")
@@ -55,7 +54,7 @@ def gather(folders: Sequence[Path], results: Path, screen: Screen) -> list[Row]:
 def row_of(run: Run) -> Row:
     """All that the page needs to know about a run."""
     config, point = run.config, run.config.regularizer
-    evaluation = read_json(run.folder / "evaluation.json", "an evaluated run")
+    evaluation = run.evaluation()
     origin = read_json(run.folder / "provenance.json", "a finished run")
     intervals = evaluation.get("intervals", {})
     row: Row = {"family": family_of(config), "regularizer": str(point), "kind": point.kind, "eta": point.eta}
@@ -69,7 +68,7 @@ def row_of(run: Run) -> Row:
     row |= {"training_seconds": origin["seconds"], "runs_at_once": config.machine.parallel}
     row |= {"commit": origin.get("commit"), "hardware": origin.get("device")}
     if (run.folder / EVALUATIONS["validation"]).is_file():
-        held_out = read_json(run.folder / EVALUATIONS["validation"], "an evaluated run")
+        held_out = run.evaluation("validation")
         row["validation"] = {"errors": _rounded(held_out["errors"]), "flips": _rounded(held_out["flips"])}
     return row | {"model_sha256": evaluation.get("model_sha256"), "front": []}
 
@@ -111,9 +110,9 @@ def marked(found: Sequence[Row]) -> list[Row]:
 def _unready(run: Run) -> str | None:
     if not (run.folder / "provenance.json").is_file():  # the weights themselves may lie elsewhere by now
         return "it is not trained to the end"
-    if not (run.folder / "evaluation.json").is_file():
+    if not (run.folder / EVALUATIONS["test"]).is_file():
         return "it was not evaluated"
-    errors = read_json(run.folder / "evaluation.json", "an evaluated run").get("errors", {})
+    errors = run.evaluation().get("errors", {})
     return None if "clean" in errors and set(THREATS) & set(errors) else "its evaluation has none of the frontier's threats"
 
 

@@ -31,10 +31,11 @@ def write_page(results: Path) -> Path:
     frontier, folder = Frontier.at(results), results.with_suffix("")
     points = points_of(frontier.rows)
     durable.make_folder(folder)
-    base = [point for point in points if point.variant == base_variant(points)]
+    usual = base_variant(points)
+    base = [point for point in points if point.variant == usual]
     for threat in measured_threats(base):
         durable.write(folder / f"{threat}.png", family_plot(base, threat))
-    for variant in {point.variant for point in points} - {base_variant(points)}:
+    for variant in {point.variant for point in points} - {usual}:
         durable.write(folder / f"{variant.slug}.png", variant_plot([p for p in points if p.variant == variant]))
     for answer in answers(points):
         if answer.curves:

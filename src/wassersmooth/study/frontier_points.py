@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -108,8 +109,8 @@ def points_of(rows: Iterable[Row]) -> list[Point]:
 
 def base_variant(points: Sequence[Point]) -> Variant:
     """The variant with the most points, which the others are compared with."""
-    variants = [point.variant for point in points]
-    return max(variants, key=lambda variant: (variants.count(variant), -variant.epochs, str(variant)))
+    counts = Counter(point.variant for point in points)
+    return max(counts, key=lambda variant: (counts[variant], -variant.epochs, str(variant)))
 
 
 def measured_threats(points: Iterable[Point]) -> list[str]:
@@ -144,7 +145,8 @@ def chosen(points: Sequence[Point]) -> dict[str, list[Point]]:
     All of it on validation images: a point whose runs were not measured there cannot be chosen. Where all of a kind cost more
     than :data:`MORE_CLEAN` beyond the plain network, the balanced choice is the one that costs least.
     """
-    base = [_held_out(p) for p in points if p.variant == base_variant(points) and all("validation" in r for r in p.rows)]
+    usual = base_variant(points)
+    base = [_held_out(p) for p in points if p.variant == usual and all("validation" in row for row in p.rows)]
     plain = min((clean for p in base if p.family == "none" and (clean := p.mean("clean")) is not None), default=None)
     threats = [t for t in measured_threats(base) if t != "flips" and all(p.values(t) for p in base)]
     picked: dict[str, list[tuple[Variant, str]]] = {name: [] for name in CHOICES}

@@ -35,7 +35,7 @@ def row_of(run: Run, selection: str) -> Row:
     if kind not in REGULARIZERS:
         raise StudyError(f"{run.folder} was trained with {kind}; expected one of {', '.join(REGULARIZERS)}; leave it out")
     provenance = read_json(run.folder / "provenance.json", "a finished run")
-    evaluation = read_json(run.folder / "evaluation.json", "an evaluated run")
+    evaluation = run.evaluation()
     missing = [name for name in ERRORS if name not in evaluation["errors"]]
     missing += [f"flips_{axis}" for axis in AXES if axis not in evaluation["flips"]]
     if missing:

@@ -82,7 +82,7 @@ def errors_on_subset(file: Path, data_dir: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run = as_run(file, Path(folder))
         experiment.measure([run], Screen(quiet=True), "cpu", SUITE, SUBSET, data_dir, pictures=False)
-        return read_json(run.folder / "evaluation.json", "an evaluated run")
+        return run.evaluation()
 
 
 def sha256(file: Path) -> str:

@@ -24,6 +24,9 @@ from wassersmooth.study.data import Dataset
 from wassersmooth.study.errors import StudyError
 
 LOCK, MEASURING = "run.lock", "measuring.lock"
+# By the images that were measured: what evaluate has found, and its rows as they come.
+EVALUATIONS = {"test": "evaluation.json", "validation": "validation.json"}
+MEASURED = {"test": "measured.jsonl", "validation": "measured-validation.jsonl"}
 
 
 class Run:
@@ -63,6 +66,10 @@ class Run:
     def measuring(self) -> AbstractContextManager[bool]:
         """Whether it is this process that measures the run now, and no other one."""
         return _locked(self.folder / MEASURING)
+
+    def evaluation(self, split: str = "test") -> dict[str, Any]:
+        """What evaluate has found."""
+        return read_json(self.folder / EVALUATIONS[split], "an evaluated run")
 
     def _settle_configuration(self) -> None:
         path = self.folder / "config.json"
