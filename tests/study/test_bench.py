@@ -220,6 +220,19 @@ def test_gradients_are_compared_with_float64() -> None:
     assert found["ratio"] == max(found["fast"]) / max(found["double_backward"])
 
 
+def test_a_wrong_gradient_of_the_fast_way_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(FastGradients):
+        def __call__(self, *given: Any) -> Any:
+            terms = super().__call__(*given)
+            torch._foreach_mul_([p.grad for p in self.model.parameters()], 1.5)
+            return terms
+
+    monkeypatch.setattr(bench_accuracy, "FastGradients", Wrong)
+    found = bench_accuracy.gradient_errors(setup_of(), lambda what: None)
+    assert found["fast"] == pytest.approx([0.5] * bench_accuracy.BATCHES, abs=1e-3)
+    assert max(found["double_backward"]) < 1e-4
+
+
 def test_kernels_are_told_apart_by_their_names() -> None:
     names = {
         "triton_poi_fused_add_mul_convolution_12": "pointwise and sums",

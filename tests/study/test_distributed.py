@@ -56,7 +56,9 @@ from wassersmooth.study.distributed import world
 with world("cpu") as here:
     model = here.wrapped(torch.nn.Linear(2, 2))
     model(torch.ones(1, 2)).sum().backward()
-    del model
+    circle = [model]
+    circle.append(circle)  # what holds itself is not gone when its name is
+    del model, circle
 threads = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
 assert not [name for name in threads if "gloo" in name], threads
 """

@@ -54,6 +54,12 @@ def test_a_row_holds_where_order_and_size_do(values: tuple[float, float, float],
     assert judged(with_errors("fgsm_8_pixel", *values), "fgsm_8").verdict == verdict
 
 
+@pytest.mark.parametrize(("wasserstein", "share"), [(30.0, 100), (56.0, 50), (82.1, 0)])
+def test_the_evidence_says_how_much_of_the_fall_there_is(wasserstein: float, share: int) -> None:
+    pixel = judged(with_errors("fgsm_8_pixel", 82.0, 31.0, wasserstein), "fgsm_8").trials[0]
+    assert f"the fall to Wasserstein is {share} % of the paper's" in pixel.evidence
+
+
 def test_a_row_that_holds_in_no_units() -> None:
     outcome = judged(with_errors("fgsm_8_normalized", 82.0, 31.0, 31.0), "fgsm_8")
     assert outcome.verdict == FAILS

@@ -11,10 +11,11 @@ import torch
 from study.small_studies import CPU, SILENT, tiny_run, tiny_study, train_to_the_end
 
 from wassersmooth.study import checkpoints, experiment
+from wassersmooth.study.data import Part
 from wassersmooth.study.errors import RunStoppedError, StudyError
 from wassersmooth.study.runs import Run
 from wassersmooth.study.screen import Screen
-from wassersmooth.study.training import TrainingState, _require_finite, training
+from wassersmooth.study.training import EVALUATION_BATCH, TrainingState, _require_finite, error, training
 
 PENALTIES = ["none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=2", "uniform:eta=0.3,radius=1,mass=0.1"]
 PENALTIES += ["dual-length:eta=0.2", "wasserstein-length:eta=0.2,radius=1", "euclidean-length:eta=0.2"]
@@ -88,6 +89,19 @@ def test_the_ramp_reaches_the_objective(tmp_path: Path) -> None:
         state.eta.fill_(eta)
         penalties.append(step(images, labels, 1.0)[1].item())
     assert penalties[1] == pytest.approx(4 * penalties[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("limit", [None, 3, EVALUATION_BATCH + 1])
+def test_the_error_is_that_of_the_first_images(limit: int | None) -> None:
+    """The network answers with the place of the bright pixel, which is wrong for every third image."""
+    labels = torch.arange(EVALUATION_BATCH + 20) % 4
+    images = torch.zeros(len(labels), 1, 1, 4)
+    images[torch.arange(len(labels)), 0, 0, (labels + (torch.arange(len(labels)) % 3 == 0)) % 4] = 1
+    wrong = (torch.arange(len(labels)) % 3 == 0)[:limit]
+    found = error(torch.nn.Flatten(), Part(images, labels), limit)
+    assert found is not None
+    assert found.item() == pytest.approx(100 * wrong.double().mean().item())
+    assert error(torch.nn.Flatten(), Part(images[:0], labels[:0])) is None
 
 
 def test_early_stopping_keeps_the_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
