@@ -8,7 +8,7 @@ from tests.learning.central import flat
 from tests.learning.zoo import CLASSES
 from wassersmooth.learning import losses
 from wassersmooth.learning.fast import FastGradients, step_graph
-from wassersmooth.learning.traceable import loss_of, strength_of
+from wassersmooth.learning.traceable import loss_of, penalty_of, strength_of
 from wassersmooth.learning.traced import plain_step
 
 
@@ -45,7 +45,7 @@ def step_function(objective, model, images, labels) -> fx.GraphModule:
     """The traced step of an objective, not yet compiled."""
     plain = plain_step(model, losses.resolve(loss_of(objective)), images, labels)
     with torch.no_grad():
-        return step_graph(plain, objective, images, labels, strength_of(objective, images), state_of(model))
+        return step_graph(plain, penalty_of(objective), images, labels, strength_of(objective, images), state_of(model))
 
 
 def convolutions(layers):

@@ -12,7 +12,7 @@ from tests.learning.central import along, differences, flat, gradient_penalty
 from tests.learning.steps import assert_same_step, convolutions, gradients, ordinary, products, step_function, traced
 from tests.learning.zoo import CLASSES, ZOO, batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
-from wassersmooth.learning import compiled
+from wassersmooth.learning import compiled, fast
 from wassersmooth.learning.dual_norm import DualNorm
 from wassersmooth.learning.engines import FiniteDifference
 from wassersmooth.learning.fast import FastGradients
@@ -248,18 +248,40 @@ def test_bad_batches_are_complained_about_before_anything_is_traced():
         traced(PENALTY, model)(images, labels[:2])
 
 
-def test_equal_graphs_are_compiled_once(device):
+def test_equal_steps_are_differentiated_and_compiled_once(device, monkeypatch):
+    made = []
+    monkeypatch.setattr(compiled, "_known", {})
+    monkeypatch.setattr(fast, "_compiled", lambda graph, on_cuda: made.append(graph) or graph)
     images, labels = batch(device=device)
-    model, other = smooth_net(device), make("batch_norm_eval", device)
+
+    def compilations(objective, model):
+        before, twin = len(made), copy.deepcopy(model)
+        received = FastGradients(objective, model, cuda_graph=False)(images, labels, torch.Generator(device).manual_seed(0))
+        expected = ordinary(objective, twin, images, labels, torch.Generator(device).manual_seed(0))
+        assert_same_step(received, expected, model, twin, 1e-9)
+        return len(made) - before
+
+    model, moved = smooth_net(device), smooth_net(device)
     with torch.no_grad():
-        moved = copy.deepcopy(model)
         for parameter in moved.parameters():
             parameter.mul_(0.5)
-    objectives = (GradientPenalty(METRIC, 0.1), GradientPenalty(METRIC, 0.4), GradientPenalty(Euclidean(), 0.1), Plain())
-    alike = [compiled.shared(step_function(o, net, images, labels)) for o in objectives[:3] for net in (model, moved)]
-    assert len(set(alike)) == 1  # weights, strengths and metrics do not matter
-    different = [(objectives[0], other), (Plain(), model)]
-    assert not {compiled.shared(step_function(o, net, images, labels)) for o, net in different} & set(alike)
+    assert compilations(GradientPenalty(METRIC, 0.1), model) == 1
+    for objective in (GradientPenalty(METRIC, 0.4), GradientPenalty(Euclidean(), 0.1)):
+        for net in (model, moved):
+            assert compilations(objective, net) == 0  # weights, strengths and metrics do not matter
+    partly = copy.deepcopy(model)
+    next(partly.parameters()).requires_grad_(False)
+    others = [
+        (GradientPenalty(METRIC, 0.1, power=1), model),
+        (GradientPenalty(METRIC, 0.1, loss="square"), model),
+        (GradientPenalty(METRIC, 0.1), make("batch_norm_eval", device)),
+        (GradientPenalty(METRIC, 0.1), partly),
+        (Tikhonov(METRIC, 0.1, probes=1), model),
+        (Tikhonov(METRIC, 0.1, probes=2), model),
+        (Plain(), model),
+    ]
+    assert [compilations(objective, net) for objective, net in others] == [1] * len(others)
+    assert [compilations(objective, net) for objective, net in others] == [0] * len(others)
 
 
 def test_compiled_as_one_function(device):

@@ -167,7 +167,8 @@ def test_a_batch_that_counts_less_takes_the_eager_step(tmp_path: Path) -> None:
 def test_training_curves_of_the_fast_step_and_of_double_backward_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over whole epochs, on the same batches: the difference is rounding, far below that between two seeds."""
     monkeypatch.setattr(acceleration, "shortcuts", lambda machine, device: (bool(machine.compile), False))
-    monkeypatch.setattr(fast_gradients.compiled, "shared", lambda graph: graph)  # traced, but not compiled: that takes long
+    monkeypatch.setattr(fast_gradients.compiled, "_known", {})
+    monkeypatch.setattr(fast_gradients, "_compiled", lambda graph, on_cuda: graph)  # only traced: compiling takes long
     curves = {}
     for name, compile, seed in (("fast", True, 0), ("double backward", False, 0), ("another seed", False, 1)):
         study = tiny_study(tmp_path, regularizers=("wasserstein:eta=0.3,radius=2",), epochs=3, compile=compile, seeds=(seed,))

@@ -1,4 +1,4 @@
-"""Compiled functions, shared: runs that differ in seed, weights or eta have the same graph and compile it once."""
+"""Compiled functions, shared: runs that differ in seed, weights or eta have the same plain step and compile theirs once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from torch import Tensor, fx
 _known: dict[str, Callable[..., Any]] = {}
 
 
-def shared(graph: fx.GraphModule, options: dict[str, Any] | None = None) -> Callable[..., Any]:
-    """The graph through torch.compile with these options, or what an equal graph was compiled to before."""
-    key = _fingerprint(graph)
+def shared(plain: fx.GraphModule, form: object, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """What an equal plain step in an equal form was compiled to before, or else what ``compile`` makes of this one.
+
+    Arguments:
+        plain: the traced plain step; equal graphs are the same function of images, labels, parameters and buffers.
+        form: all else that the compiled function depends on, told apart by its ``repr``.
+        compile: differentiates and compiles, which takes from seconds to a minute.
+    """
+    key = _fingerprint(plain) + repr(form)
     if key not in _known:
-        _known[key] = torch.compile(graph, fullgraph=True, dynamic=False, options=options or None)
+        _known[key] = compile()
     return _known[key]
 
 

@@ -20,7 +20,7 @@ from wassersmooth.learning.agreement import gap_between
 from wassersmooth.learning.convolutions import replace_convolutions
 from wassersmooth.learning.frozen import FrozenModel
 from wassersmooth.learning.memory_plan import keep_chosen_values
-from wassersmooth.learning.objectives import AdversarialTraining, NoisyInputs, Plain
+from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.penalty_operator import meaning, squares_and_directions
 from wassersmooth.learning.replayed import Replayed
 from wassersmooth.learning.second_tangents import second_step_graph
@@ -98,13 +98,10 @@ class FastGradients:
                 probes = directions_of(objective, images, torch.Generator(device).manual_seed(0))
                 if len(probes) > 1 and plain.is_random:
                     raise RuntimeError("it draws random numbers, which several probes would have to share: probes=1 works")
-                if probes:
-                    graph = second_step_graph(plain, images, labels, eta, state, probes)
-                else:
-                    graph = step_graph(plain, objective, images, labels, eta, state)
+                function = self._function(plain, images, labels, eta, state, probes)
         self.trained = [parameter for name, parameter in model.named_parameters() if name in plain.gradients]
         self.untrained = [parameter for name, parameter in model.named_parameters() if name not in plain.gradients]
-        function, asked = self._compiled(graph, images), FrozenModel(model)
+        asked = FrozenModel(model)
         if self.compile and isinstance(objective, AdversarialTraining):
             asked = torch.compile(asked, dynamic=False)  # type: ignore[assignment]
         strides, metric, attacking = images.stride(), getattr(penalty_of(objective), "measure", None), _autocast_as_now(device)
@@ -128,13 +125,22 @@ class FastGradients:
         with torch.autocast(device.type, enabled=False), torch.no_grad():
             return Replayed(step, (images, labels), generator)
 
-    def _compiled(self, graph: fx.GraphModule, images: Tensor) -> Callable[..., Any]:
+    def _function(
+        self, plain: PlainStep, images: Tensor, labels: Tensor, eta: Tensor, state: list[list[Tensor]], probes: list[Any]
+    ) -> Callable[..., Any]:
+        """(images, labels, eta, parameters, buffers, probes if any) -> (loss, penalty, gradients, buffers after)."""
+        penalty = penalty_of(self.objective)
+
+        def graph() -> fx.GraphModule:
+            if probes:
+                return second_step_graph(plain, images, labels, eta, state, probes)
+            return step_graph(plain, penalty, images, labels, eta, state)
+
         if not self.compile:
-            return graph
-        if not images.is_cuda:
-            return compiled.shared(graph)
-        replace_convolutions(graph)  # this and the plan were measured on CUDA
-        return compiled.shared(graph, keep_chosen_values(graph))
+            return graph()
+        gradients = [node.name for node in plain.gradients.values()]
+        form = (gradients, None if penalty is None else penalty.power, len(probes), eta.dtype)
+        return compiled.shared(plain.graph, form, lambda: _compiled(graph(), images.is_cuda))
 
     def _ordinary(self, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Terms:
         self.model.zero_grad(set_to_none=True)
@@ -212,23 +218,31 @@ def _autocast_as_now(device: torch.device) -> torch.autocast:
     return torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=on, cache_enabled=False)
 
 
+def _compiled(graph: fx.GraphModule, on_cuda: bool) -> Callable[..., Any]:
+    options = {}
+    if on_cuda:  # where this and the plan were measured
+        replace_convolutions(graph)
+        options = keep_chosen_values(graph)
+    return torch.compile(graph, fullgraph=True, dynamic=False, options=options or None)
+
+
 def step_graph(
-    plain: PlainStep, objective: Objective, images: Tensor, labels: Tensor, eta: Tensor, state: list[list[Tensor]]
+    plain: PlainStep, penalty: GradientPenalty | None, images: Tensor, labels: Tensor, eta: Tensor, state: list[list[Tensor]]
 ) -> fx.GraphModule:
     """(images, labels, eta, parameters, buffers) -> (loss, penalty, gradients of their sum, buffers after)."""
 
     def step(images: Tensor, labels: Tensor, eta: Tensor, parameters: list[Tensor], buffers: list[Tensor]) -> tuple[Any, ...]:
         tangents = Tangents(plain.graph.graph, [images, labels, *parameters, *buffers])
         loss = tangents.values[plain.losses].mean()
-        penalty = torch.zeros_like(loss)
-        if (penalized := penalty_of(objective)) is not None:
+        added = torch.zeros_like(loss)
+        if penalty is not None:
             g = len(images) * tangents.values[plain.gradient]  # of each image's own loss
             squares, directions = squares_and_directions(images, g)
-            factor = eta.to(images.dtype) ** penalized.power
-            penalty = factor * squares.mean()
+            factor = eta.to(images.dtype) ** penalty.power
+            added = factor * squares.mean()
             tangents.push(plain.images, 2 * factor * directions)
         gradients = [tangents.value_plus_slope(node) for node in plain.gradients.values()]
-        return loss, penalty, apart(gradients), [tangents.values[node] for node in plain.buffers]
+        return loss, added, apart(gradients), [tangents.values[node] for node in plain.buffers]
 
     return elementary(step, (images, labels, eta, *state))
 
