@@ -18,6 +18,7 @@ from wassersmooth.robustness.suites import FRONTIER
 from wassersmooth.study import frontier_points, frontier_questions
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier import Frontier, gather, marked, united
+from wassersmooth.study.frontier_aims import Aim, aims
 from wassersmooth.study.frontier_page import page_text, write_page
 from wassersmooth.study.frontier_points import THREATS, Noise, at_equal_clean, base_variant, chosen, fronts, points_of
 from wassersmooth.study.regularizers import KINDS, Regularizer
@@ -284,6 +285,75 @@ def test_questions_without_rows_say_which_ones_are_missing(tmp_path: Path) -> No
     assert len(found) == 7
     assert all(not answer.curves and answer.sentences[0].startswith("Not answered yet: it takes rows") for answer in found)
     assert write_page(tmp_path / "frontier.json").read_text().count("Not answered yet") == 7
+
+
+def aim(path: Path, hope: str) -> Aim:
+    found = [aim for aim in aims(points_of(Frontier.at(path).rows)) if aim.hope.startswith(hope)]
+    return found[0]
+
+
+def add_autoattack(place: Path, error: float) -> None:
+    record = json.loads((place / "evaluation.json").read_text())
+    record["errors"]["autoattack_8_pixel"] = error
+    record["intervals"]["autoattack_8_pixel"] = list(wilson(round(10 * error), 1000))
+    (place / "evaluation.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(59.0, "reached"), (60.5, "within chance"), (68.0, "not reached")])
+def test_a_penalty_is_held_against_pgd_training(tmp_path: Path, error: float, verdict: str) -> None:
+    add_autoattack(fake_run(tmp_path, "pgd7:eta=0.03"), 60.0)
+    add_autoattack(fake_run(tmp_path, "pgd7:eta=0.01"), 50.0)  # less robust on validation images, so not the rival
+    add_autoattack(fake_run(tmp_path, "dual-length:eta=1"), error)
+    add_autoattack(
+        fake_run(tmp_path, "wasserstein+l2-adversarial:eta=2,radius=2,epsilon=0.25"), 1.0
+    )  # makes adversarial examples
+    gather([tmp_path], tmp_path / "frontier.json", SILENT)
+    found = aim(tmp_path / "frontier.json", "AutoAttack 8/255")
+    assert found.verdict == verdict, found.sentence
+    assert re.fullmatch(
+        rf"`dual-length:eta=1` {error} % \(clean .*\) against `pgd7:eta=0.03` 60.0 % .*: \{error - 60:+.1f} ± .*",
+        found.sentence,
+    )
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(5.0, "reached"), (7.0, "not reached"), (None, "not measured")])
+def test_times_compare_among_runs_alone_on_the_device(tmp_path: Path, seconds: float | None, verdict: str) -> None:
+    alone = {} if seconds is None else {"parallel": 1}
+    for text, taken in (("pgd7:eta=0.03", 12.0), ("euclidean:eta=1", seconds or 1.0)):
+        place = fake_run(tmp_path / "a", text, **({"parallel": 8} | alone))
+        origin = json.loads((place / "provenance.json").read_text())
+        (place / "provenance.json").write_text(json.dumps(origin | {"seconds": taken}))
+    place = fake_run(tmp_path / "b", "euclidean:eta=2", parallel=8)  # shared the device: its time says nothing
+    gather([tmp_path / "a", tmp_path / "b"], tmp_path / "frontier.json", SILENT)
+    found = aim(tmp_path / "frontier.json", "Time")
+    assert found.verdict == verdict
+    assert seconds is None or f"Euclidean {seconds / 12:.2f}" in found.sentence
+
+
+def test_flips_are_held_against_the_papers(gathered: Path, tmp_path: Path) -> None:
+    found = aim(gathered, "Flips")  # made up: 4 at most
+    assert found.verdict == "reached"
+    assert re.match(r"18 of 18 points of penalties; the one with the least clean error is `.*`, with .* flips", found.sentence)
+    place = fake_run(tmp_path, "euclidean:eta=1")
+    write_evaluation(place, made_up("euclidean:eta=1"), 9.0)
+    gather([tmp_path], tmp_path / "frontier.json", SILENT)
+    found = aim(tmp_path / "frontier.json", "Flips")
+    assert found.verdict == "not reached"
+    assert found.sentence.startswith("0 of 1 points of penalties; the nearest is `euclidean:eta=1`, with 9.0 / 9.0 flips")
+    assert aim(tmp_path / "frontier.json", "Wasserstein 0.5").verdict == "not measured"
+
+
+@pytest.mark.parametrize(("rival", "verdict"), [(0.0, "reached"), (5.0, "within chance"), (9.0, "not reached")])
+def test_the_best_penalty_is_held_against_the_front_of_all_others(tmp_path: Path, rival: float, verdict: str) -> None:
+    for eta in (0.2, 0.5, 1):
+        fake_run(tmp_path, f"euclidean:eta={eta}", better=2)
+        fake_run(tmp_path, f"wasserstein:eta={eta},radius=2", better=5)
+        fake_run(tmp_path, f"pgd7:eta={eta}", better=rival)
+        fake_run(tmp_path, f"adversarial:eta={eta}", better=-3)
+    gather([tmp_path], tmp_path / "frontier.json", SILENT)
+    found = aim(tmp_path / "frontier.json", "Elastic 1.5 px")
+    assert found.verdict == verdict, found.sentence
+    assert found.sentence.startswith("Of 2 families of penalties the best is Wasserstein, radius 2: ")
 
 
 def test_the_page_and_its_plots(gathered: Path) -> None:

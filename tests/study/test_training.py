@@ -23,6 +23,7 @@ PENALTIES += ["dual-norm:eta=0.2", "wasserstein+l2-adversarial:eta=0.2,radius=1,
 PENALTIES += ["euclidean+wasserstein-adversarial:eta=0.1,radius=1,epsilon=0.1"]
 OTHERS = ["euclidean-noise:eta=0.05", "wasserstein-noise:eta=0.05,radius=1", "adversarial:eta=0.02"]
 OTHERS += ["l2-adversarial:eta=0.1", "pgd7:eta=0.02", "wasserstein-adversarial:eta=0.1,radius=1"]
+BATCH = EVALUATION_BATCH["cpu"]
 SIGNED = ["tikhonov:eta=0.2,radius=1", "tikhonov-euclidean:eta=0.1"]  # a Laplacian may be negative
 
 
@@ -91,10 +92,10 @@ def test_the_ramp_reaches_the_objective(tmp_path: Path) -> None:
     assert penalties[1] == pytest.approx(4 * penalties[0], rel=1e-4)
 
 
-@pytest.mark.parametrize("limit", [None, 3, EVALUATION_BATCH + 1])
+@pytest.mark.parametrize("limit", [None, 3, BATCH + 1])
 def test_the_error_is_that_of_the_first_images(limit: int | None) -> None:
     """The network answers with the place of the bright pixel, which is wrong for every third image."""
-    labels = torch.arange(EVALUATION_BATCH + 20) % 4
+    labels = torch.arange(BATCH + 20) % 4
     images = torch.zeros(len(labels), 1, 1, 4)
     images[torch.arange(len(labels)), 0, 0, (labels + (torch.arange(len(labels)) % 3 == 0)) % 4] = 1
     wrong = (torch.arange(len(labels)) % 3 == 0)[:limit]

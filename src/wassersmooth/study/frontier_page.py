@@ -8,6 +8,7 @@ from pathlib import Path
 
 from wassersmooth.study import durable
 from wassersmooth.study.frontier import Frontier
+from wassersmooth.study.frontier_aims import aims
 from wassersmooth.study.frontier_plots import family_plot, question_plot, variant_plot
 from wassersmooth.study.frontier_points import (
     CHOICES,
@@ -24,6 +25,12 @@ from wassersmooth.study.frontier_points import (
 )
 from wassersmooth.study.frontier_questions import Answer, answers, title_of
 from wassersmooth.study.tables import short_commit
+
+AIMS = (
+    "What a penalty on the gradient, which makes no adversarial example, was hoped to reach. Differences are those of the test "
+    "errors, penalty less rival, ± one standard error; networks were picked on validation images. *Within chance*: less than "
+    "two standard errors from the line."
+)
 
 
 def write_page(results: Path) -> Path:
@@ -57,6 +64,7 @@ def page_text(frontier: Frontier, results: Path) -> str:
     parts += ["## Questions", _reading(Noise.of(points))]
     for answer in answers(points):
         parts += [f"### {answer.question}", *_answered(answer, folder)]
+    parts += ["## How far penalties got", AIMS, _aims(points)]
     parts.append(f"## Every family ({base})")
     for threat in measured_threats(p for p in points if p.variant == base):
         parts += [f"![Clean error against {THREATS[threat]}, a line for each family]({folder}/{threat}.png)"]
@@ -72,6 +80,12 @@ def page_text(frontier: Frontier, results: Path) -> str:
         parts += [f"### {variant}", *plot, _table(mine, front_here)]
     parts += ["## Chosen points", *_chosen(points)]
     return "\n\n".join(parts) + "\n"
+
+
+def _aims(points: Sequence[Point]) -> str:
+    lines = [["hoped for", "verdict", "evidence"], ["---"] * 3]
+    lines += [[aim.hope, f"**{aim.verdict}**", aim.sentence] for aim in aims(points)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _chosen(points: Sequence[Point]) -> list[str]:

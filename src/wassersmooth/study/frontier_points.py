@@ -146,7 +146,7 @@ def chosen(points: Sequence[Point]) -> dict[str, list[Point]]:
     than :data:`MORE_CLEAN` beyond the plain network, the balanced choice is the one that costs least.
     """
     usual = base_variant(points)
-    base = [_held_out(p) for p in points if p.variant == usual and all("validation" in row for row in p.rows)]
+    base = [held_out(p) for p in points if p.variant == usual and all("validation" in row for row in p.rows)]
     plain = min((clean for p in base if p.family == "none" and (clean := p.mean("clean")) is not None), default=None)
     threats = [t for t in measured_threats(base) if t != "flips" and all(p.values(t) for p in base)]
     picked: dict[str, list[tuple[Variant, str]]] = {name: [] for name in CHOICES}
@@ -160,7 +160,7 @@ def chosen(points: Sequence[Point]) -> dict[str, list[Point]]:
     return {name: [p for p in points if (p.variant, p.regularizer) in found] for name, found in picked.items()}
 
 
-def _held_out(point: Point) -> Point:
+def held_out(point: Point) -> Point:
     """The point as the validation images saw it."""
     return Point(tuple(row | row["validation"] for row in point.rows))
 

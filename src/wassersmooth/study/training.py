@@ -20,7 +20,7 @@ from wassersmooth.study.runs import Run
 from wassersmooth.study.screen import Screen
 
 TRAIN_ERROR_IMAGES = 2000  # the training error is measured on so many, in eval mode
-EVALUATION_BATCH = 500
+EVALUATION_BATCH = {"cpu": 500, "cuda": 2500}  # where launches take longer than the images, few large batches
 
 
 def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[None]:
@@ -201,7 +201,8 @@ def error(model: nn.Module, part: Part, limit: int | None = None) -> Tensor | No
     was_training = model.training
     model.eval()
     images, labels = part.images[:limit], part.labels[:limit]
-    pairs = zip(torch.split(images, EVALUATION_BATCH), torch.split(labels, EVALUATION_BATCH), strict=True)
+    size = EVALUATION_BATCH.get(images.device.type, 500)
+    pairs = zip(torch.split(images, size), torch.split(labels, size), strict=True)
     wrong = torch.stack([(model(x).argmax(1) != y).sum() for x, y in pairs]).sum()
     model.train(was_training)
     return 100 * wrong.double() / len(labels)
