@@ -8,7 +8,17 @@ import pytest
 from study.fake_publication import fake_row, fake_rows
 
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.paper_claims import CLAIMS, FAILS, HOLDS, ONLY_NORMALIZED, UNKNOWN, Outcome, outcomes
+from wassersmooth.study.paper_claims import (
+    CLAIMS,
+    FAILS,
+    HOLDS,
+    MASKED,
+    ONE_SEED,
+    ONLY_NORMALIZED,
+    UNKNOWN,
+    Outcome,
+    outcomes,
+)
 from wassersmooth.study.paper_results import REGULARIZERS, Results
 
 WITHIN = "within_one_point"
@@ -71,11 +81,30 @@ def test_a_row_that_holds_in_no_units() -> None:
     assert "(paper 82.2 / 31.1 / 30.2)" in normalized.evidence
 
 
-def test_one_seed_needs_disjoint_intervals() -> None:
-    near = [fake_row(k, errors={"clean": v}) for k, v in zip(REGULARIZERS, (16.0, 15.0, 14.0), strict=True)]
-    assert judged(near, "clean").verdict == FAILS  # intervals of 0.8 to each side touch
+def test_one_seed_decides_nothing() -> None:
     far = [fake_row(k, errors={"clean": v}) for k, v in zip(REGULARIZERS, (18.0, 16.0, 14.0), strict=True)]
+    assert judged(far, "clean").verdict == ONE_SEED
+    far += [fake_row(k, 1, errors={"clean": v + 0.1}) for k, v in zip(REGULARIZERS, (18.0, 16.0, 14.0), strict=True)]
     assert judged(far, "clean").verdict == HOLDS
+    alone = [row for row in fake_rows() if row["regularizer"] != "euclidean" or row["seed"] == 0]
+    assert {outcome.verdict for outcome in outcomes(Results.of(alone), WITHIN)} == {ONE_SEED}
+
+
+def test_masked_gradients_are_said_beside_a_row_about_attacks_that_holds() -> None:
+    rows = with_errors("fgsm_8_pixel", 82.0, 31.0, 30.0)
+    rows[-1]["verdict"] = "masked: made up"
+    assert judged(rows, "fgsm_8").verdict == HOLDS + MASKED
+    assert judged(rows, "fgsm_25").verdict == ONLY_NORMALIZED + MASKED
+    assert judged(rows, "clean").verdict == HOLDS
+    assert judged(rows, "vertical").verdict == HOLDS
+
+
+@pytest.mark.parametrize("name", ["dataset", "model", "recipe", "images", "test_sha256"])
+def test_rows_of_two_experiments_are_not_averaged(name: str) -> None:
+    rows = fake_rows()
+    rows[-1] |= {name: "another", "run": "odd-seed2"}
+    with pytest.raises(StudyError, match=f"odd-seed2 and .* differ in {name}; .* measure them alike"):
+        Results.of(rows)
 
 
 def test_the_paper_s_number_inside_an_interval_is_said() -> None:

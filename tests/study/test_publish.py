@@ -149,8 +149,10 @@ def test_the_page_of_full_rows_and_a_search(tmp_path: Path) -> None:
     plain = measured | {"point": {"kind": "none", "eta": 0.0, "radius": 0, "mass": 0.0}}
     search = {"unregularized": plain, "selected": {"within_one_point": measured, "most_robust": measured}}
     search |= {"points": [measured], "attack": "IFGSM", "recipe": {"epochs": 16, "milestones": [8, 12], "validation": 0.1}}
+    search["recipe"]["images"] = 5000
+    longer = search | {"recipe": search["recipe"] | {"epochs": 64}}
     path = tmp_path / "paper.json"
-    rows.merge(path, fake_rows() + fake_rows(2, "most_robust"), KEY, sweeps={"euclidean": search})
+    rows.merge(path, fake_rows() + fake_rows(2, "most_robust"), KEY, sweeps={"most_robust": {"euclidean": search}})
     text, plots = publish.page_of(path)
     assert "- Most robust, the rows of the paper's tables: **" in text
     counts = re.findall(r"\*\*(holds|holds only in normalized units|does not hold)\*\* (\d) of 6", text)
@@ -159,10 +161,19 @@ def test_the_page_of_full_rows_and_a_search(tmp_path: Path) -> None:
     assert judged.total() == 12
     assert "table 1: FGSM, epsilon 8/255 | **holds only in normalized units**" in text
     assert "table 2: Flips, horizontal translation | **holds**" in text
-    assert "each trained for 16 epochs (milestones [8, 12]: a shorter schedule than the final 200 epochs)" in text
+    trained = (
+        "each trained for 16 epochs (milestones [8, 12]: a shorter schedule than the final 200 epochs), 1 seed, and measured"
+    )
+    assert f"{trained} on 5,000 of the images held out (10 % of the training images), under IFGSM." in text
     assert "| 0.2 | 0 | 0 | 16.00 | 90.00 | within_one_point, most_robust |" in text
     assert "82.22" in text
     assert text.count("Table 1.") == 2
+    for other, said in (
+        (search, "**Most robust.** The search above (Within one point of clean error)."),
+        (longer, "for 64 epochs"),
+    ):
+        rows.merge(path, [], KEY, sweeps={"within_one_point": {"euclidean": other}, "most_robust": {"euclidean": search}})
+        assert said in publish.page_of(path)[0]
     assert [name for name in plots if name.startswith("errors")] == ["errors-within_one_point", "errors-most_robust"]
     assert all(draw()[:4] == b"\x89PNG" for draw in plots.values())
 

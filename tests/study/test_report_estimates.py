@@ -60,4 +60,4 @@ def test_single_seeds_are_clear_where_their_intervals_are_disjoint() -> None:
     assert not low.clear_of(Estimate(50.0, None, None, 1)), "without an interval nothing is known"
     same = Estimate(10.0, 10.0, 10.0, 3)
     assert not same.clear_of(same)
-    assert same.clear_of(Estimate(11.0, 11.0, 11.0, 3)), "no spread at all, and yet apart"
+    assert not same.clear_of(Estimate(11.0, 11.0, 11.0, 3)), "without any spread, as at 100 %, nothing can be told"

@@ -16,10 +16,10 @@ TITLES = {"none": "None", "euclidean": "Euclidean", "wasserstein": "Wasserstein"
 YES_NO = {True: "yes", False: "no"}
 RULE = """\
 A row **holds** where all of this is true: both penalties are below no regularizer, and Wasserstein below Euclidean, each
-beyond chance (Welch's t-test at 5 % over seeds, on the same test images; with one seed, disjoint 95 % intervals), and the
-fall from no regularizer to Wasserstein is at least half of the paper's. It is asked in pixel units first; a row that holds in
-normalized units alone says so. Flips are asked at the reach at which the unregularized network comes nearest to the paper's
-own number. Whether the paper's number lies inside our interval is said, and not asked for."""
+beyond chance (Welch's t-test at 5 % over seeds, on the same test images; one seed decides nothing), and the fall from no
+regularizer to Wasserstein is at least half of the paper's. It is asked in pixel units first; a row that holds in normalized
+units alone says so, and so does one that holds for networks with signs of masked gradients. Flips are asked at the reach at
+which the unregularized network comes nearest to the paper's own number. Whether the paper's number lies inside our interval is said, and not asked for."""
 COMMANDS = """\
 wassersmooth sweep --preset cifar10-sweep --regularizer euclidean --output runs/cifar10-sweep
 wassersmooth sweep --preset cifar10-sweep --regularizer wasserstein --output runs/cifar10-sweep
@@ -164,17 +164,26 @@ def _masking(results: Results) -> str:
 def _searches(sweeps: Mapping[str, Any], results: Results) -> str:
     if not sweeps:
         return "No search is stored in the file."
+    parts: list[str] = []
+    for selection in (name for name in SELECTIONS if name in sweeps):
+        earlier = next((_title(name) for name in SELECTIONS if sweeps.get(name) == sweeps[selection]), _title(selection))
+        parts.append(f"**{_title(selection)}.**" + (f" The search above ({earlier})." * (earlier != _title(selection))))
+        parts += _search(sweeps[selection], results) if earlier == _title(selection) else []
+    return "\n\n".join(parts)
+
+
+def _search(searches: Mapping[str, Any], results: Results) -> list[str]:
     parts = []
     final = max(row["epochs"] for row in results.rows)
-    for kind, search in sorted(sweeps.items()):
-        recipe = search["recipe"]
+    for kind, search in sorted(searches.items()):
+        recipe, seeds = search["recipe"], search["unregularized"]["seeds"]
         plain = search["unregularized"]
         attack = search["attack"]
         shorter = f": a shorter schedule than the final {final} epochs" if recipe["epochs"] < final else ""
         parts.append(
             f"{TITLES.get(kind, kind)}: {len(search['points'])} points, each trained for {recipe['epochs']} epochs (milestones "
-            f"{recipe['milestones']}{shorter}) and measured on the validation split, "
-            f"{100 * recipe['validation']:g} % of the training images, under {attack}. "
+            f"{recipe['milestones']}{shorter}), {_counted(seeds, 'seed')}, and measured on {recipe['images']:,} of the images held out "
+            f"({100 * recipe['validation']:g} % of the training images), under {attack}. "
             f"Unregularized there: clean {plain['clean']:.2f} %, robust {plain['robust']:.2f} %."
         )
         lines = ["| eta | radius | mass | clean % | robust % | selected as |", "|---|---|---|---|---|---|"]
@@ -183,7 +192,7 @@ def _searches(sweeps: Mapping[str, Any], results: Results) -> str:
             point = " | ".join(f"{found['point'][name]:g}" for name in POINT)
             lines.append(f"| {point} | {found['clean']:.2f} | {found['robust']:.2f} | {', '.join(names)} |")
         parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+    return parts
 
 
 def _models(models: Mapping[str, Any]) -> str:
@@ -250,6 +259,10 @@ def _images(results: Results, name: str) -> str:
 
 def _listed(values: Sequence[object]) -> str:
     return ", ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def _title(selection: str) -> str:

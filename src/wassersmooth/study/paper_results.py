@@ -27,6 +27,7 @@ ERRORS = (
 )
 AXES = ("horizontal", "vertical")
 POINT = ("eta", "radius", "mass")
+COMMON = ("dataset", "model", "recipe", "images", "test_sha256")  # of all rows: one experiment, measured on the same images
 
 
 def row_of(run: Run, selection: str) -> Row:
@@ -104,7 +105,7 @@ class Results:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Results:
-        """Refuses rows that cannot be averaged: two points under one name."""
+        """Refuses rows that cannot be averaged: two points under one name, or two experiments in one file."""
         if not rows:
             raise StudyError("there are no rows to show; publish evaluated runs first: wassersmooth publish FOLDERS")
         for row in rows:
@@ -112,6 +113,11 @@ class Results:
                 raise StudyError(
                     f"a row is of one of {', '.join(REGULARIZERS)} and one of {', '.join(SELECTIONS)}; "
                     f"got {row.get('regularizer')!r}, {row.get('selection')!r}; take it out of the file"
+                )
+            if differing := [name for name in COMMON if row.get(name) != rows[0].get(name)]:
+                raise StudyError(
+                    f"the rows of {row.get('run')} and {rows[0].get('run')} differ in {', '.join(differing)}; expected one "
+                    "experiment, measured on the same images; measure them alike, or publish elsewhere with --results"
                 )
         found = cls(tuple(rows))
         for selection in found.selections:
@@ -133,6 +139,11 @@ class Results:
         same = [row for row in self.rows if row["regularizer"] == regularizer]
         found = [row for row in same if row["selection"] == selection]
         return found if found or regularizer != "none" else list({row["seed"]: row for row in same}.values())
+
+    def masked(self, selection: str) -> bool:
+        """Whether any network that the selection compares has signs of masked gradients."""
+        rows = [row for kind in REGULARIZERS for row in self.of_kind(kind, selection)]
+        return any(str(row.get("verdict", "")).startswith("masked") for row in rows)
 
     def error(self, regularizer: str, selection: str, name: str) -> Estimate | None:
         rows = [row for row in self.of_kind(regularizer, selection) if name in row["errors"]]

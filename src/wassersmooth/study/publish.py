@@ -90,7 +90,7 @@ def publish(
     stored = rows.read(results)
     Results.of(rows.merged(stored["rows"], new, KEY))  # refuses a mixture
     durable.make_folder(results.parent)
-    facts = {"sweeps": stored.get("sweeps", {}) | searches} if searches else {}
+    facts = {"sweeps": stored.get("sweeps", {}) | {selection: searches}} if searches else {}
     merged = rows.merge(results, new, KEY, **facts)
     screen.line(f"{results}: {len(new)} rows added or replaced, {len(merged)} in all")
     first = [run for run in chosen if run.config.seed == 0]

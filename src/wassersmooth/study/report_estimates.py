@@ -29,12 +29,13 @@ class Estimate:
     def clear_of(self, other: Estimate) -> bool:
         """Whether the difference to another estimate is beyond chance, as far as these numbers can tell.
 
-        With several seeds on both sides: Welch's t-test at 5 %. Otherwise: the intervals are disjoint, which asks for more.
+        With several seeds on both sides: Welch's t-test at 5 %; where neither has any spread, as at an error of 100 %, nothing
+        can be told. Otherwise: the intervals are disjoint, which asks for more, and covers the choice of test images alone.
         """
         if self.seeds > 1 and other.seeds > 1:
             a, b = self.spread**2 / self.seeds, other.spread**2 / other.seeds
             if a + b == 0:
-                return self.mean != other.mean
+                return False
             freedom = (a + b) ** 2 / (a**2 / (self.seeds - 1) + b**2 / (other.seeds - 1))
             # rounded down: fewer degrees of freedom are the cautious side
             return abs(self.mean - other.mean) > t_quantile(max(1, int(freedom))) * math.sqrt(a + b)

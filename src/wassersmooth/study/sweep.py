@@ -24,7 +24,7 @@ from wassersmooth.study.shared_grid import SharedGrid
 from wassersmooth.study.training import training
 
 ATTACK = IFGSM(8 / 255, 2 / 255, 20)
-IMAGES = 2000  # of the validation split, at most
+IMAGES = 5000  # of the validation split, at most: one point of clean error has to be seen
 UNREGULARIZED = Regularizer("none")
 
 
@@ -67,11 +67,12 @@ def sweep(study: Study, grid: Grid, preset: str, folder: Path, world: World, scr
         raise StudyError("sweep chooses on the validation split; got validation=0; choose a part such as --validation 0.1")
     acceleration.apply_settings(study.machine)
     durable.make_folder(folder)
-    storage, recipe = grid.storage or str(folder / "sweep.journal"), _recipe(study, preset)
-    plain = SharedGrid([UNREGULARIZED], f"{preset}-none", storage, grid.grace, recipe)
-    shared = SharedGrid(points, f"{preset}-{grid.regularizer}", storage, grid.grace, recipe)
     loaded = data.load(study.data).to(world.device)
     models.require_fitting(study.model, loaded)
+    recipe = _recipe(study, preset) | {"images": min(IMAGES, len(loaded.validation))}
+    storage = grid.storage or str(folder / "sweep.journal")
+    plain = SharedGrid([UNREGULARIZED], f"{preset}-none", storage, grid.grace, recipe)
+    shared = SharedGrid(points, f"{preset}-{grid.regularizer}", storage, grid.grace, recipe)
     screen.line(f"sweep of {len(points)} points in {folder}; {len(shared.measured())} are measured already")
     while batch := _next_batch((plain, shared), study.machine.parallel, screen):
         with ExitStack() as stack:
