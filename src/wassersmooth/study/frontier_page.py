@@ -9,13 +9,12 @@ from pathlib import Path
 from wassersmooth.study import durable
 from wassersmooth.study.frontier import Frontier
 from wassersmooth.study.frontier_aims import aims
+from wassersmooth.study.frontier_comparison import NEARLY, Noise
 from wassersmooth.study.frontier_plots import family_plot, question_plot, variant_plot
 from wassersmooth.study.frontier_points import (
     CHOICES,
-    NEARLY,
     NOTHING_CHOSEN,
     THREATS,
-    Noise,
     Point,
     base_variant,
     chosen,
@@ -64,7 +63,7 @@ def page_text(frontier: Frontier, results: Path) -> str:
     parts += ["## Questions", _reading(Noise.of(points))]
     for answer in answers(points):
         parts += [f"### {answer.question}", *_answered(answer, folder)]
-    parts += ["## How far penalties got", AIMS, _aims(points)]
+    parts += ["## How far penalties got", AIMS, _aims(points, frontier.harness["dataset"])]
     parts.append(f"## Every family ({base})")
     for threat in measured_threats(p for p in points if p.variant == base):
         parts += [f"![Clean error against {THREATS[threat]}, a line for each family]({folder}/{threat}.png)"]
@@ -82,16 +81,16 @@ def page_text(frontier: Frontier, results: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _aims(points: Sequence[Point]) -> str:
+def _aims(points: Sequence[Point], dataset: str) -> str:
     lines = [["hoped for", "verdict", "evidence"], ["---"] * 3]
-    lines += [[aim.hope, f"**{aim.verdict}**", aim.sentence] for aim in aims(points)]
+    lines += [[aim.hope, f"**{aim.verdict}**", aim.sentence] for aim in aims(points, dataset)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _chosen(points: Sequence[Point]) -> list[str]:
     found = chosen(points)
     if not any(found.values()):
-        return [f"{NOTHING_CHOSEN.capitalize()}."]
+        return [f"{NOTHING_CHOSEN[0].upper()}{NOTHING_CHOSEN[1:]}."]
     parts = ["For more seeds, more epochs and AutoAttack, one point of each kind, by two rules, on validation images alone."]
     for name, picked in found.items():
         flags = " ".join(f'"{point.regularizer}"' for point in picked)
@@ -114,7 +113,12 @@ def _harness(frontier: Frontier, points: Sequence[Point]) -> str:
 
 
 def _reading(noise: Noise) -> str:
-    source = "the spread over seeds, pooled over all points" if noise.from_seeds else "the test images alone, for want of seeds"
+    unseeded = [THREATS.get(name, name) for name in noise.scales if name in noise.from_images]
+    source = "the spread over seeds, pooled over all points"
+    if len(unseeded) == len(noise.scales):
+        source = "the test images alone, for want of seeds"
+    elif unseeded:
+        source += f" (for {', '.join(unseeded)}: the test images alone, for want of seeds)"
     return (
         "Differences in points, first less second, so negative is better; ± one standard error, from "
         f"{source}. Helps and hurts mean more than two of them; with this many comparisons one in twenty does so by chance. "

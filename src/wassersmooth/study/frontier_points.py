@@ -1,4 +1,4 @@
-"""Rows as points: means over seeds, Pareto fronts, and how two fronts compare at equal clean error."""
+"""Rows as points: means over seeds, Pareto fronts, and the choice of one point for each kind."""
 
 from __future__ import annotations
 
@@ -22,16 +22,13 @@ THREATS = {
     "autoattack_8_pixel": "AutoAttack 8/255",
     "autoattack_2_pixel": "AutoAttack 2/255",
 }
-NEARLY = 0.5  # clean errors that differ by less are called equal beyond the ends of a front
 MORE_CLEAN = 5.0  # how many points of clean error the balanced choice of a kind may cost
 STRONGEST = "pgd20_margin_8_pixel"
 CHOICES = {
     "balanced": f"the lowest mean error over the threats within {MORE_CLEAN:g} points of the plain network's clean error",
     "most_robust": f"the lowest error at {THREATS[STRONGEST]}, whatever it costs",
 }
-NOTHING_CHOSEN = "nothing yet: it is done on validation images; wassersmooth evaluate FOLDER --split validation"
-QUANTILE = 1.96
-FREEDOM = 3  # seeds beyond the first, over all points, that a spread can be told from
+NOTHING_CHOSEN = "nothing yet: it takes validation errors, of none too; wassersmooth evaluate FOLDER --split validation"
 
 
 class Variant(NamedTuple):
@@ -142,132 +139,40 @@ def front(points: Iterable[Point], threat: str) -> list[Point]:
 def chosen(points: Sequence[Point]) -> dict[str, list[Point]]:
     """One point of each kind in the base variant, by each of the :data:`CHOICES`.
 
-    All of it on validation images: a point whose runs were not measured there cannot be chosen. Where all of a kind cost more
-    than :data:`MORE_CLEAN` beyond the plain network, the balanced choice is the one that costs least.
+    All of it on validation images: a point without a run that was measured there cannot be chosen, and without the plain
+    network's nothing is. Where all of a kind cost more than :data:`MORE_CLEAN` beyond the plain network, the balanced choice is
+    the one that costs least.
     """
     usual = base_variant(points)
-    base = [held_out(p) for p in points if p.variant == usual and all("validation" in row for row in p.rows)]
+    base = [seen for p in points if p.variant == usual and (seen := held_out(p)) is not None]
     plain = min((clean for p in base if p.family == "none" and (clean := p.mean("clean")) is not None), default=None)
+    if plain is None:
+        return {name: [] for name in CHOICES}
     threats = [t for t in measured_threats(base) if t != "flips" and all(p.values(t) for p in base)]
     picked: dict[str, list[tuple[Variant, str]]] = {name: [] for name in CHOICES}
     for _, group in itertools.groupby(sorted(base, key=_kind), key=_kind):
         members = list(group)
-        cheap = [p for p in members if plain is None or _mean(p, ["clean"]) <= plain + MORE_CLEAN]
-        balanced = min(cheap, key=lambda p: _mean(p, threats)) if cheap else min(members, key=lambda p: _mean(p, ["clean"]))
-        most_robust = min(members, key=lambda p: _mean(p, [STRONGEST]))
+        cheap = [p for p in members if mean_over(p, ["clean"]) <= plain + MORE_CLEAN]
+        balanced = (
+            min(cheap, key=lambda p: mean_over(p, threats)) if cheap else min(members, key=lambda p: mean_over(p, ["clean"]))
+        )
+        most_robust = min(members, key=lambda p: mean_over(p, [STRONGEST]))
         for name, best in zip(CHOICES, (balanced, most_robust), strict=True):
             picked[name].append((best.variant, best.regularizer))
     return {name: [p for p in points if (p.variant, p.regularizer) in found] for name, found in picked.items()}
 
 
-def held_out(point: Point) -> Point:
-    """The point as the validation images saw it."""
-    return Point(tuple(row | row["validation"] for row in point.rows))
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How much one side's measure lies above the other's, with one standard error."""
-
-    mean: float
-    error: float
-
-    @property
-    def clear(self) -> bool:
-        return abs(self.mean) > 2 * self.error
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What chance does to one run, by measure: the spread over seeds, pooled over all points that have several.
-
-    Where they are too few, the test images alone, whose intervals every row holds.
-    """
-
-    deviations: dict[str, float]
-    from_seeds: bool
-
-    @classmethod
-    def of(cls, points: Sequence[Point]) -> Noise:
-        several = sum(point.seeds - 1 for point in points) >= FREEDOM
-        estimate = _pooled if several else _from_images
-        return cls({name: estimate(points, name) for name in ("clean", *THREATS)}, several)
-
-
-@dataclass(frozen=True)
-class EqualClean:
-    """Two fronts compared at the clean errors that both of them reach."""
-
-    low: float
-    high: float
-    places: int
-    difference: Difference
-
-
-def at_equal_clean(first: Sequence[Point], second: Sequence[Point], threat: str, noise: Noise) -> EqualClean | None:
-    """The first side's robust error less the second's, each interpolated along its front; None where they do not meet."""
-    sides = [[(_mean(p, ["clean"]), _mean(p, [threat]), p.seeds) for p in front(side, threat)] for side in (first, second)]
-    if not all(sides):
-        return None
-    low = max(side[0][0] for side in sides) - NEARLY
-    high = min(side[-1][0] for side in sides) + NEARLY
-    exact = [side for side in sides if len(side) == 1][:1] or sides  # a single point cannot be moved along its front
-    places = sorted({clean for side in exact for clean, _, _ in side if low <= clean <= high})
-    if not places:
-        return None
-    gaps = [_interpolated(sides[0], clean) - _interpolated(sides[1], clean) for clean in places]
-    variance = sum(_variance(side, noise.deviations["clean"], noise.deviations[threat]) for side in sides)
-    return EqualClean(places[0], places[-1], len(places), Difference(math.fsum(gaps) / len(gaps), math.sqrt(variance)))
-
-
-def at_equal_strength(pairs: Sequence[tuple[Point, Point]], measure: str, noise: Noise) -> Difference | None:
-    """The mean over pairs of the first point's measure less the second's."""
-    known = [(a - b, p, q) for p, q in pairs if (a := p.mean(measure)) is not None and (b := q.mean(measure)) is not None]
-    if not known:
-        return None
-    deviation = noise.deviations[measure]
-    variance = math.fsum(deviation**2 * (1 / p.seeds + 1 / q.seeds) for _, p, q in known) / len(known) ** 2
-    return Difference(math.fsum(gap for gap, _, _ in known) / len(known), math.sqrt(variance))
-
-
-def _interpolated(curve: Sequence[tuple[float, float, int]], clean: float) -> float:
-    """Robust error at a clean error, on straight lines between the points, which go on a little beyond the ends."""
-    if len(curve) == 1:
-        return curve[0][1]
-    segments = list(itertools.pairwise(curve))
-    (x0, y0, _), (x1, y1, _) = next((segment for segment in segments if clean <= segment[1][0]), segments[-1])
-    return y0 + (y1 - y0) * (clean - x0) / (x1 - x0) if x1 > x0 else y1
-
-
-def _variance(curve: Sequence[tuple[float, float, int]], clean: float, robust: float) -> float:
-    """Of one side at one place: noise in the robust error, and noise in the clean error along the slope of the front."""
-    (x0, y0, _), (x1, y1, _) = curve[0], curve[-1]
-    slope = (y1 - y0) / (x1 - x0) if x1 > x0 else 0.0
-    seeds = sum(count for _, _, count in curve) / len(curve)
-    return (robust**2 + (slope * clean) ** 2) / seeds
-
-
-def _pooled(points: Sequence[Point], measure: str) -> float:
-    squares, freedom = 0.0, 0
-    for point in points:
-        values = point.values(measure)
-        mean = math.fsum(values) / max(1, len(values))
-        squares += math.fsum((value - mean) ** 2 for value in values)
-        freedom += max(0, len(values) - 1)
-    return math.sqrt(squares / freedom) if freedom >= FREEDOM else _from_images(points, measure)
-
-
-def _from_images(points: Sequence[Point], measure: str) -> float:
-    names = ("flips_horizontal", "flips_vertical") if measure == "flips" else (measure,)
-    ends = [row["intervals"][name] for point in points for row in point.rows for name in names if name in row["intervals"]]
-    widths = [(high - low) / (2 * QUANTILE) for low, high in ends]
-    return math.sqrt(math.fsum(width**2 for width in widths) / len(widths)) if widths else 0.0
+def held_out(point: Point) -> Point | None:
+    """The point as the validation images saw it: of its runs those that were measured there, and None where none was."""
+    rows = tuple(row | row["validation"] for row in point.rows if "validation" in row)
+    return Point(rows) if rows else None
 
 
 def _kind(point: Point) -> str:
     return str(point.rows[0]["kind"])
 
 
-def _mean(point: Point, measures: Sequence[str]) -> float:
+def mean_over(point: Point, measures: Sequence[str]) -> float:
+    """Of the measures that the point has; infinite where it has none."""
     values = [value for measure in measures if (value := point.mean(measure)) is not None]
     return math.fsum(values) / len(values) if values else math.inf

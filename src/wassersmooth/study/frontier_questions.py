@@ -9,17 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wassersmooth.study.frontier_points import (
-    THREATS,
-    Difference,
-    Noise,
-    Point,
-    Variant,
-    at_equal_clean,
-    at_equal_strength,
-    base_variant,
-    measured_threats,
-)
+from wassersmooth.study.frontier_comparison import Difference, Noise, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier_points import THREATS, Point, Variant, base_variant, measured_threats
 
 TITLES = {
     "none": "none",
