@@ -13,7 +13,7 @@ from robustness.small_models import digits, trained
 from torch import nn
 
 from wassersmooth.normalized import Normalized
-from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, Attack, Square
+from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, Attack, AutoAttack, Square
 
 
 def case(device="cpu", dtype=torch.float32, count=40, eta_sq=0.0):
@@ -251,6 +251,28 @@ def test_square_uses_no_gradient_and_leaves_what_is_fooled():
     attacked = Square(64 / 255, queries=50)(counted, images, labels, torch.Generator().manual_seed(0))
     assert errors(model, attacked, labels) > 0.5
     assert counted.queries < 0.9 * 51 * len(images)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        FGSM,
+        lambda epsilon: IFGSM(epsilon, 0.1, 5),
+        lambda epsilon: PGD(epsilon, 0.1, 5),
+        Square,
+        AutoAttack,
+        lambda epsilon: AutoAttack(epsilon, version="rand"),
+    ],
+)
+def test_gray_levels_are_refused_by_every_attack_in_linf(make):
+    with pytest.raises(ValueError, match="epsilon must be at most 1 in pixel units; got 8; write 8/255 for gray levels"):
+        make(8)
+    make(1.0)
+
+
+def test_other_balls_may_be_larger():
+    for attack in (PGD(8, 0.1, 5, norm="l2"), AutoAttack(8, norm="l2"), FGSM(8, "normalized")):
+        assert attack.epsilon == 8
 
 
 class Scale(nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from wassersmooth import _checks
 from wassersmooth.robustness.classifier import scores
-from wassersmooth.robustness.gradient_ascent import Attack
+from wassersmooth.robustness.gradient_ascent import Attack, refuse_gray_levels
 
 VERSIONS = ("standard", "rand")
 PACKAGE_NORMS = {"linf": "Linf", "l2": "L2"}
@@ -44,6 +44,8 @@ class AutoAttack(Attack):
         super().__post_init__()
         _checks.non_negative_number("epsilon", self.epsilon)
         _checks.choice("norm", self.norm, PACKAGE_NORMS)
+        if self.norm == "linf":
+            refuse_gray_levels(self.epsilon)
         _checks.choice("version", self.version, VERSIONS)
         if self.targeted:
             raise ValueError("AutoAttack has no targeted form; use PGD(..., targeted=True)")

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from wassersmooth import _checks
 from wassersmooth.normalized import find_normalization
 from wassersmooth.robustness import autoattack
+from wassersmooth.robustness.asked_again import RANDOM, asked_again
 from wassersmooth.robustness.classifier import attacked
 from wassersmooth.robustness.intervals import bootstrap, wilson
-from wassersmooth.robustness.masking import MaskingChecks, answers_at_random
+from wassersmooth.robustness.masking import MaskingChecks
 from wassersmooth.robustness.measurement import Measurement
 from wassersmooth.robustness.report import Entry, Flips, Report
 from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, LIMITS, SUITES, WITH_AUTOATTACK, Limits, Row, rows
@@ -36,6 +37,7 @@ def evaluate(
     generator: torch.Generator | None = None,
     autoattack_images: int = AUTOATTACK_IMAGES,
     memory: Memory | None = None,
+    seed: int | None = None,
 ) -> Report:
     """How robust a classifier is, in which units, and whether the numbers can be trusted.
 
@@ -54,6 +56,7 @@ def evaluate(
         autoattack_images: AutoAttack, which is slow, is run on at most that many.
         memory: rows found in it are not measured again, and new ones are put into it as they come. It must belong to this
             model and these images.
+        seed: instead of a generator; ``seed=report.seed`` repeats a report, all other arguments being the same.
     """
     _checks.choice("suite", suite, SUITES)
     _checks.batch("images", images)
@@ -61,12 +64,14 @@ def evaluate(
     _checks.model_on(model, images)
     _checks.pixels("images", images)
     _checks.positive_integer("autoattack_images", autoattack_images)
+    _check_seed(seed, generator)
     if suite in WITH_AUTOATTACK:
         autoattack.require_package()  # before hours of work, not after them
     with attacked(model, images) as inner:
         inner.eval()
-        device = "cpu" if generator is None else generator.device
-        seed = int(torch.randint(0, 2**31, (), device=device, generator=generator))
+        if seed is None:
+            device = "cpu" if generator is None else generator.device
+            seed = int(torch.randint(0, 2**31, (), device=device, generator=generator))
         found = {} if memory is None else memory
         return _Evaluation(inner, images, labels, suite, seed, progress, autoattack_images, found).run()
 
@@ -90,10 +95,11 @@ class _Evaluation:
         self.measurement = Measurement(model, images, labels, seed)
 
     def run(self) -> Report:
-        findings = answers_at_random(self.measurement, self.limits.probes)
+        findings = asked_again(self.measurement, self.limits.probes)
         normalization = find_normalization(self.model)
         size = (self.measurement.images.shape[-2], self.measurement.images.shape[-1])
-        plan = rows(self.suite, size, normalization is not None, bool(findings), self.autoattack_images)
+        random = any(finding.name == RANDOM for finding in findings)
+        plan = rows(self.suite, size, normalization is not None, random, self.autoattack_images)
         axes = [axis for axis, pixels in zip(AXES, reversed(size), strict=True) if pixels > 1]  # one pixel cannot move
         total = len(plan) + len(axes) + 1
 
@@ -150,6 +156,15 @@ class _Evaluation:
         if name not in self.memory:
             self.memory[name] = measure()
         return self.memory[name]
+
+
+def _check_seed(seed: object, generator: object) -> None:
+    if seed is None:
+        return
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, or None; got {seed!r}; report.seed is one")
+    if generator is not None:
+        raise ValueError(f"the seed must come from one place; got seed={seed} and a generator; leave one of them out")
 
 
 def _entry(name: str, wrong: Tensor, description: str, epsilon: float | None = None, units: str = "", norm: str = "") -> Entry:

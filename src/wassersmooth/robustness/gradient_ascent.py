@@ -81,6 +81,12 @@ def check_size(epsilon: float, step: float, iterations: int) -> None:
     _checks.positive_integer("iterations", iterations)
 
 
+def refuse_gray_levels(epsilon: float) -> None:
+    """For L-infinity in pixel units: beyond 1 every image is allowed, so a larger epsilon is a number of gray levels."""
+    if epsilon > 1:
+        raise ValueError(f"epsilon must be at most 1 in pixel units; got {epsilon:g}; write {epsilon:g}/255 for gray levels")
+
+
 def _as_written(value: object) -> str:
     if not isinstance(value, float):
         return repr(value)

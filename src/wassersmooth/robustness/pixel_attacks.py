@@ -12,7 +12,7 @@ from wassersmooth import _checks
 from wassersmooth.geometry.randomness import standard_normal, uniform
 from wassersmooth.normalized import find_normalization
 from wassersmooth.robustness.classifier import LOSSES, loss_per_image, scores
-from wassersmooth.robustness.gradient_ascent import Attack, Step, check_size
+from wassersmooth.robustness.gradient_ascent import Attack, Step, check_size, refuse_gray_levels
 
 Units = Literal["pixel", "normalized"]
 Norm = Literal["linf", "l2"]
@@ -43,7 +43,7 @@ class IFGSM(Attack):
         check_size(self.epsilon, self.step, self.iterations)
         _checks.choice("units", self.units, UNITS)
         if self.units == "pixel":
-            _refuse_gray_levels(self.epsilon)
+            refuse_gray_levels(self.epsilon)
 
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         box = _box(images, self.epsilon) if self.units == "pixel" else None
@@ -95,7 +95,7 @@ class PGD(Attack):
         check_size(self.epsilon, self.step, self.iterations)
         _checks.choice("norm", self.norm, NORMS)
         if self.norm == "linf":
-            _refuse_gray_levels(self.epsilon)
+            refuse_gray_levels(self.epsilon)
         _checks.choice("random_start", self.random_start, (False, True))
         _checks.positive_integer("restarts", self.restarts)
         _checks.choice("loss", self.loss, LOSSES)
@@ -140,12 +140,6 @@ class PGD(Attack):
             value = loss_per_image(outputs, labels, self.loss)
             hit = (outputs.argmax(1) == labels) == self.targeted
             return torch.where(hit, torch.inf, -value if self.targeted else value)
-
-
-def _refuse_gray_levels(epsilon: float) -> None:
-    """Beyond 1 every image is allowed, so a larger epsilon is a number of gray levels."""
-    if epsilon > 1:
-        raise ValueError(f"epsilon must be at most 1 in pixel units; got {epsilon:g}; write {epsilon:g}/255 for gray levels")
 
 
 def _box(images: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

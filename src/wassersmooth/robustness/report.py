@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from wassersmooth.robustness.masking import Finding
+from wassersmooth.robustness.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Report:
     """How robust a classifier is, in which units, and whether the numbers can be trusted.
 
     Attributes:
-        suite, seed: what was asked for; the same seed gives the same report.
+        suite, seed: what was asked for; ``evaluate(..., seed=report.seed)``, all else the same, gives the same report.
         entries: the error table.
         probes: errors of the attacks that only the masking checks ran.
         translations: the flips along both axes.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wassersmooth import _checks
 from wassersmooth.robustness.classifier import loss_per_image, scores
-from wassersmooth.robustness.gradient_ascent import Attack
+from wassersmooth.robustness.gradient_ascent import Attack, refuse_gray_levels
 
 # When the squares get smaller: by half at each of these shares of all queries (the reference implementation's schedule).
 HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
@@ -37,6 +37,7 @@ class Square(Attack):
     def __post_init__(self) -> None:
         super().__post_init__()
         _checks.non_negative_number("epsilon", self.epsilon)
+        refuse_gray_levels(self.epsilon)
         _checks.positive_integer("queries", self.queries)
         _checks.non_negative_number("start_share", self.start_share)
 

@@ -23,6 +23,7 @@ Noise = Callable[[Tensor, float, torch.Generator], Tensor]
 SUITES = ("quick", "paper", "publication", "standard", "frontier", "full")
 WITH_AUTOATTACK = ("publication", "full")
 AUTOATTACK_IMAGES = 1000
+AUTOATTACK_LEVELS = (8, 2)  # epsilon in 1/255
 # One attack for each threat, by its name in the standard suite.
 FRONTIER = ("pgd20_margin_2_pixel", "pgd20_margin_8_pixel", "pgd20_l2_0.5_pixel", "wasserstein20_0.5_unit_r2", "elastic_1.5")
 
@@ -88,7 +89,7 @@ def rows(
     if suite in ("standard", "full"):
         found += _standard(*size)
     if suite in WITH_AUTOATTACK:
-        found += [_autoattack(levels, random, autoattack_images) for levels in (8, 2)]
+        found += [_autoattack(levels, random, autoattack_images) for levels in AUTOATTACK_LEVELS]
     if suite == "full":
         found += [_corruption(kind, severity) for kind in PARAMETERS for severity in SEVERITIES]
     return found

@@ -1,0 +1,91 @@
+"""Whether the answer about an image is a matter of the image alone: asked again, and asked again in other company.
+
+Errors image by image mean something only then. A model that draws random numbers gives another answer to the same batch. A
+model whose images see each other, such as batch-norm without running statistics, repeats itself on the same batch and
+changes its mind when the rest of the batch changes: an attack on a batch then is an attack on something else.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from wassersmooth import _checks
+from wassersmooth.robustness.classifier import scores
+from wassersmooth.robustness.findings import Finding, percent
+from wassersmooth.robustness.intervals import beats, wilson
+from wassersmooth.robustness.measurement import Measurement
+
+SAME_ANSWER = 1e-4  # how much two answers may differ, relative to the largest score: kernels may sum in another order
+RANDOM, COUPLED = "test_time_randomness", "images_see_each_other"
+
+
+def asked_again(measurement: Measurement, limit: int) -> list[Finding]:
+    """What the first ``limit`` images say; two kinds of findings at most."""
+    return answers_at_random(measurement, limit) + images_see_each_other(measurement, limit)
+
+
+def answers_at_random(measurement: Measurement, limit: int) -> list[Finding]:
+    """Whether the model answers differently when it is asked about the same batch again."""
+
+    def ask_twice(images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        with torch.no_grad():
+            return torch.stack((scores(measurement.model, images, labels), scores(measurement.model, images)), 1)
+
+    first, second = measurement.collect("asked twice", ask_twice, limit).unbind(1)
+    largest = _difference(first, second).max().item()
+    if largest <= SAME_ANSWER:
+        return []
+    share = percent(first.argmax(1) != second.argmax(1))
+    evidence = (
+        f"asked twice about the same {len(first)} images, the scores differ by up to {100 * largest:.2g} % of the largest "
+        f"and {share:.1f} % of the labels change"
+    )
+    return [Finding(RANDOM, evidence, {"largest_difference": largest, "labels_changed": share})]
+
+
+def images_see_each_other(measurement: Measurement, limit: int) -> list[Finding]:
+    """Whether labels depend on the rest of the batch, beyond what the model's own randomness explains.
+
+    Asked about the mean of two images, where labels are as undecided as under attack: twice in the same batch, then from
+    the last to the first, half a batch at a time, next to their negatives. A model that looks at one image at a time gives
+    the same label in any company.
+    """
+
+    def ask(images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        blends = (images + images.roll(1, 0)) / 2
+        with torch.no_grad():
+            first, second = scores(measurement.model, blends), scores(measurement.model, blends)
+            elsewhere = second
+            if measurement.batch_size > 1:  # else images never meet, and two of them may not fit
+                parts = torch.split(blends.flip(0), max(1, len(blends) // 2))
+                elsewhere = torch.cat([_next_to_negatives(measurement.model, part) for part in parts]).flip(0)
+        return torch.stack((first, second, elsewhere), 1)
+
+    first, second, elsewhere = measurement.collect("asked in other company", ask, limit).unbind(1)
+    moved, repeated = _label_changed(first, elsewhere), _label_changed(first, second)
+    if not beats(moved, repeated):
+        return []
+    low, high = wilson(int(repeated.sum()), len(repeated))
+    evidence = (
+        f"next to other images, {percent(moved):.1f} % of the labels of {len(first)} blends of two images change; asked again "
+        f"in the same batch, {percent(repeated):.1f} % do (interval {low:.1f} to {high:.1f})"
+    )
+    numbers = {"labels_changed": percent(moved), "in_the_same_batch": percent(repeated), "low": low, "high": high}
+    return [Finding(COUPLED, evidence, numbers | {"images": float(len(first))})]
+
+
+def _next_to_negatives(model: torch.nn.Module, images: Tensor) -> Tensor:
+    """The scores of the images alone; nobody asks what the model makes of a negative."""
+    outputs: Tensor = model(torch.cat((images, 1 - images)))
+    return _checks.logits(outputs[: len(images)], images)
+
+
+def _label_changed(first: Tensor, again: Tensor) -> Tensor:
+    """Another label, and not because rounding broke a tie the other way. # shape: (B, K) twice -> (B,) bool"""
+    return (first.argmax(1) != again.argmax(1)) & (_difference(first, again) > SAME_ANSWER)
+
+
+def _difference(first: Tensor, again: Tensor) -> Tensor:
+    """The largest change of a score of each image, relative to the largest score of all. # shape: (B, K) twice -> (B,)"""
+    return (first - again).abs().amax(1) / first.abs().amax().clamp(min=torch.finfo(first.dtype).tiny)

@@ -1,0 +1,44 @@
+"""What a check found, and how two measures on the same images are put side by side in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from wassersmooth.robustness.intervals import wilson
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sign of masking.
+
+    Attributes:
+        name: what was found, such as ``"black_box_beats_white_box"``.
+        evidence: one sentence with the numbers.
+        numbers: the numbers by themselves.
+    """
+
+    name: str
+    evidence: str
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        return self.name.replace("_", " ")
+
+
+def comparison(name: str, text: str, challenger: str, wrong: Tensor, champion: str, worst: Tensor) -> Finding:
+    """A challenger that does more harm than the champion. # shape of wrong and worst: (B,) bool, the same images"""
+    low, high = wilson(int(worst.sum()), len(worst))
+    evidence = (
+        f"{text}: error {percent(wrong):.1f} % ({challenger}) against {percent(worst):.1f} % ({champion}, interval "
+        f"{low:.1f} to {high:.1f}) on the same {len(worst)} images"
+    )
+    numbers = {"error": percent(wrong), "reported": percent(worst), "low": low, "high": high, "images": float(len(worst))}
+    return Finding(name, evidence, numbers)
+
+
+def percent(which: Tensor) -> float:
+    """The share of the images that are marked. # shape: (B,) bool -> a number"""
+    return 100 * which.double().mean().item()

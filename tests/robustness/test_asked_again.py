@@ -1,0 +1,126 @@
+"""Answers that depend on chance, or on the other images of the batch, are told apart and reported; rounding is not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from robustness.small_models import RandomOutput, digits, network, trained
+from torch import nn
+
+from wassersmooth.robustness import suites
+from wassersmooth.robustness.asked_again import asked_again
+from wassersmooth.robustness.dossier import evaluate
+from wassersmooth.robustness.measurement import Measurement
+
+
+def found(model, seed=0, count=100, batch_size=None):
+    """The names of the findings, and their numbers."""
+    _, _, images, labels = digits()
+    measurement = Measurement(model, images, labels, seed)
+    measurement.batch_size = batch_size or measurement.batch_size
+    return {finding.name: finding.numbers for finding in asked_again(measurement, count)}
+
+
+def coupled(seed=0, layers=(1, 4)):
+    """A trained network in eval mode whose batch-norm knows no statistics but the batch's own."""
+    images, labels, *_ = digits()
+    model = network(seed)
+    for layer in layers:
+        model[layer] = nn.BatchNorm2d(model[layer].num_features, track_running_stats=False)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(8):
+        for index in torch.randperm(len(images), generator=torch.Generator().manual_seed(seed)).split(100):
+            loss = F.cross_entropy(model(images[index]), labels[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.eval()
+
+
+@pytest.mark.parametrize("layers", [(1, 4), (1,)], ids=["every layer", "the first layer"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_batch_norm_without_running_statistics(layers, seed):
+    findings = found(coupled(seed, layers), seed)
+    assert set(findings) == {"images_see_each_other"}  # asked about the same batch, it repeats itself
+    numbers = findings["images_see_each_other"]
+    assert numbers["in_the_same_batch"] == 0
+    assert numbers["labels_changed"] > numbers["high"]
+    assert numbers["images"] == 100
+
+
+def test_the_report_says_so_and_autoattack_is_not_the_one_for_random_models(short_autoattack, monkeypatch):
+    monkeypatch.setitem(suites.LIMITS, "publication", replace(suites.LIMITS["publication"], probes=60, square_queries=5))
+    _, _, images, labels = digits()
+    report = evaluate(coupled(), images[:60], labels[:60], "publication", seed=0, autoattack_images=10)
+    assert "images see each other" in report.verdict
+    assert "test_time_randomness" not in {finding.name for finding in report.masking}
+    assert "version='standard'" in next(e.description for e in report.entries if e.name == "autoattack_8_pixel")
+
+
+class ByPlace(nn.Module):
+    """Noise that is always the same for the same place of the batch: the same batch gets the same answer."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        scores = self.model(x)
+        return scores + 5 * torch.randn(scores.shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_place_in_the_batch_is_company_too():
+    assert set(found(ByPlace(trained()))) == {"images_see_each_other"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("size", [0.05, 3.0])
+def test_randomness_is_not_mistaken_for_company(size, seed):
+    assert set(found(RandomOutput(trained(), size), seed)) == {"test_time_randomness"}
+
+
+def test_a_random_model_whose_images_see_each_other_is_reported_for_both():
+    assert set(found(RandomOutput(coupled(), 0.2))) == {"test_time_randomness", "images_see_each_other"}
+
+
+class Rounding(nn.Module):
+    """Every class twice, so that every label is a tie, and an error of rounding that the rest of the batch decides."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        scores = self.model(x)
+        winner = 1e-6 * scores.abs().amax() * (-1) ** (x.sum() * 1e3).long()
+        return torch.cat((scores, scores + winner), 1)
+
+
+def test_rounding_is_no_company():
+    model, (_, _, images, _) = Rounding(trained()), digits()
+    labels = model(images[:100]).argmax(1)
+    assert any(not torch.equal(labels[:n], model(images[:n]).argmax(1)) for n in range(40, 60))  # all labels do change
+    assert found(model) == {}
+
+
+@pytest.mark.parametrize("make", [trained, lambda: network().eval()], ids=["trained", "untrained"])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 7, 128])
+def test_honest_models_in_batches_of_any_size(make, batch_size):
+    assert found(make(), count=99, batch_size=batch_size) == {}
+
+
+def test_images_that_never_meet_cannot_see_each_other():
+    """A batch of one is what such a device holds, and two images are not tried."""
+
+    class One(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            if len(x) > 1:
+                raise torch.OutOfMemoryError("too many")
+            return self.model(x)
+
+    assert found(One(coupled()), count=20) == {}

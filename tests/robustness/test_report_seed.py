@@ -1,0 +1,63 @@
+"""The seed that stands in a report repeats it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from robustness.small_models import RandomOutput, digits, trained
+
+from wassersmooth.robustness import suites
+from wassersmooth.robustness.dossier import evaluate
+
+
+@pytest.fixture(autouse=True)
+def few_probes(monkeypatch):
+    for suite, limits in suites.LIMITS.items():
+        monkeypatch.setitem(suites.LIMITS, suite, replace(limits, probes=10, square_queries=5))
+
+
+def case(count=30):
+    _, _, images, labels = digits()
+    return images[:count], labels[:count]
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, RandomOutput], ids=["fixed", "random"])
+@pytest.mark.parametrize("generator", [lambda: None, lambda: torch.Generator().manual_seed(4)], ids=["global", "generator"])
+def test_the_seed_of_a_report_repeats_it(wrap, generator):
+    model = wrap(trained())
+    report = evaluate(model, *case(), "quick", generator=generator())
+    torch.manual_seed(report.seed + 1)  # the global state has no say
+    again = evaluate(model, *case(), "quick", seed=report.seed)
+    assert again == report
+    assert again.to_json() == report.to_json()
+    assert evaluate(model, *case(), "quick", seed=report.seed + 1) != report
+
+
+def test_with_autoattack_too(short_autoattack):
+    report = evaluate(trained(), *case(12), "full", generator=torch.Generator().manual_seed(1))
+    assert evaluate(trained(), *case(12), "full", seed=report.seed) == report
+
+
+def test_a_seed_draws_nothing():
+    before = torch.get_rng_state()
+    assert evaluate(trained(), *case(), "quick", seed=0).seed == 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_memory_knows_the_seed():
+    memory = {}
+    report = evaluate(trained(), *case(), "quick", memory=memory)
+    rows = set(memory)
+    assert evaluate(trained(), *case(), "quick", memory=memory, seed=report.seed) == report
+    assert set(memory) == rows
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.0, "1", True])
+def test_bad_seeds_are_refused(seed):
+    with pytest.raises(ValueError, match=r"seed must be an integer from 0 to 2\*\*63 - 1, or None; got .*; report.seed is one"):
+        evaluate(trained(), *case(), "quick", seed=seed)
+
+
+def test_one_source_of_randomness():
+    with pytest.raises(ValueError, match="from one place; got seed=3 and a generator; leave one of them out"):
+        evaluate(trained(), *case(), "quick", seed=3, generator=torch.Generator())
