@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 from study.small_studies import stripes_file
 
 from wassersmooth import cli
@@ -57,6 +59,8 @@ def test_each_command_has_a_manual(capsys: pytest.CaptureFixture[str], name: str
     [
         (["fly"], "the command must be one of reproduce, train, .* got 'fly'"),
         (["train", "--preset", "imagenet"], "preset must be one of cifar10-paper, .* got 'imagenet'"),
+        (["train", "--preset", "digit"], "got 'digit'; perhaps you meant digits"),
+        (["train", "--preset", "zebra"], "got 'zebra'; a file of your own goes with --config"),
         (["train", "--epochs", "many"], "Error parsing --epochs"),
         (["train", "--epochs", "0"], "epochs must be at least 1; got 0"),
         (["train", "--epoch", "3"], "Unrecognized options: --epoch.*perhaps you meant --epochs"),
@@ -127,10 +131,12 @@ def test_train_evaluate_report_one_after_the_other(capsys: pytest.CaptureFixture
     assert (code, err) == (0, "")
     assert "\x1b" not in out  # plain lines where there is no terminal
     assert "wasserstein-eta0.3-radius2-seed0  2/2" in out
+    assert "; 2 runs in" in out
     study = str(tmp_path / "study")
     code, out, _ = run(capsys, "evaluate", study, "--suite", "quick", "--device", "cpu", "--test-images", "20")
     assert code == 0
-    assert "ifgsm20_8_pixel" in out
+    assert "Test error in percent on 20 images" in out
+    assert "I-FGSM" in out
     for folder in (path.parent for path in (tmp_path / "study").glob("*/config.json")):
         evaluation = json.loads((folder / "evaluation.json").read_text())
         assert (evaluation["suite"], evaluation["images"]) == ("quick", 20)
@@ -178,6 +184,37 @@ def test_reproduce_is_one_command_and_goes_on_where_it_was(
     assert "begun with another configuration: learning_rate was" in err
 
 
+def test_reproduce_asks_for_matplotlib_before_it_trains(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = run(capsys, "reproduce", *tiny_flags(tmp_path))
+    assert code == 2
+    assert "the report needs the package matplotlib; install it with: pip install 'wassersmooth[plots]'" in err
+    assert not (tmp_path / "study").exists()
+
+
+def test_one_run_is_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "; 1 run in" in run(capsys, "train", *tiny_flags(tmp_path), "--regularizers", "none")[1]
+
+
+@pytest.mark.parametrize("foreign", ["pickled", "safetensors", "text", "empty"])
+def test_evaluate_says_where_a_model_of_the_users_own_is_measured(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, foreign: str
+) -> None:
+    path, weights = tmp_path / "w.pt", {"weight": torch.zeros(3)}
+    if foreign == "pickled":
+        torch.save(weights, path)
+    else:
+        contents = {"safetensors": safetensors.torch.save(weights), "text": b"hello, world", "empty": b""}
+        path.write_bytes(contents[foreign])
+    code, _, err = run(capsys, "evaluate", str(path))
+    assert code == 2
+    assert f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, a file of" in err
+    assert "wassersmooth.evaluate (docs/robustness.md)" in err
+    assert err.count("\n") == 1
+
+
 def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     flags = [*tiny_flags(tmp_path), "--regularizers", "none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=2"]
     code, out, _ = run(capsys, "doctor", *flags)
@@ -199,7 +236,7 @@ def test_a_run_that_diverges_ends_with_exit_code_1(capsys: pytest.CaptureFixture
     flags = [*tiny_flags(tmp_path), "--regularizers", "none", "euclidean:eta=1e18", "euclidean:eta=0.1"]
     code, out, err = run(capsys, "train", *flags)
     assert code == 1
-    assert "euclidean-eta1e+18-seed0: stopped, the loss is not finite" in out
+    assert "euclidean-eta1e+18-seed0: stopped, its loss or its scores are not finite" in out
     assert len(list((tmp_path / "study").glob("*/model.safetensors"))) == 2
     assert re.search("the loss is (nan|inf) at step", err)
     assert err.count("\n") == 1

@@ -89,6 +89,16 @@ def test_without_a_network_one_line_says_what_to_do(cache: Path, monkeypatch: py
     assert "\n" not in str(caught.value)
 
 
+def test_a_long_reason_is_cut_between_words(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError("unreachable " * 40)
+
+    monkeypatch.setattr(pytest.importorskip("pooch"), "retrieve", fail)
+    with pytest.raises(StudyError, match=r"downloaded \(unreachable( unreachable)+ \.\.\.\); put train-images") as caught:
+        data.load(Data(dataset="mnist"))
+    assert len(str(caught.value)) < 500
+
+
 def test_a_wrong_file_is_refused_and_the_good_ones_stay(
     cache: Path, server: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

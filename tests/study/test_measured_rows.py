@@ -48,6 +48,22 @@ def test_a_file_of_something_else_begins_anew(tmp_path: Path, content: str) -> N
     assert not len(MeasuredRows(tmp_path / MEASURED["test"], SUBJECT))
 
 
+def test_a_look_at_fewer_images_costs_no_row_and_another_network_has_none(tmp_path: Path) -> None:
+    path = tmp_path / MEASURED["test"]
+    many, few = torch.rand(30) > 0.5, torch.rand(4) > 0.5
+    MeasuredRows(path, SUBJECT)["clean"] = many
+    fewer = SUBJECT | {"test_sha256": "few"}
+    MeasuredRows(path, fewer)["clean"] = few
+    again = MeasuredRows(path, SUBJECT)
+    assert torch.equal(again["clean"], many)
+    again["more"] = many
+    assert list(MeasuredRows(path, fewer)) == ["clean"]
+    assert torch.equal(MeasuredRows(path, fewer)["clean"], few)
+    assert list(MeasuredRows(path, SUBJECT)) == ["clean", "more"]
+    assert not len(MeasuredRows(path, SUBJECT | {"model_sha256": "another"}))
+    assert not len(MeasuredRows(path, SUBJECT)), "the rows of a network that is gone are dropped"
+
+
 def test_a_killed_evaluation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, loaded = tiny_run(tmp_path, epochs=1)
     train_to_the_end(run, loaded)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -13,8 +14,9 @@ import pytest
 import torch
 from study.small_studies import CPU, SILENT, stripes, stripes_file, tiny_run, tiny_study, train_to_the_end
 
+from wassersmooth import cli
 from wassersmooth.study import checkpoints, experiment
-from wassersmooth.study.errors import StudyError
+from wassersmooth.study.errors import DivergedError, StudyError
 from wassersmooth.study.runs import Run
 from wassersmooth.study.screen import Screen
 
@@ -57,7 +59,8 @@ def test_processes_share_the_runs_of_a_study(tmp_path: Path) -> None:
     study = tiny_study(tmp_path, epochs=1, regularizers=("none", "euclidean:eta=0.1", "wasserstein:eta=0.1,radius=2"))
     runs = experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
     command = [sys.executable, "-m", "wassersmooth", "evaluate", str(tmp_path / "study"), "--suite", "quick", "--device", "cpu"]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of three processes would wait for each other on two cores
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=alone) for _ in range(3)]
     shown = [process.communicate(timeout=120)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0, 0]
     for run in runs:
@@ -141,7 +144,8 @@ def test_images_of_one_row_have_no_vertical_flips(tmp_path: Path, capsys: pytest
     experiment.measure(runs, Screen(), "cpu", "quick", 12)
     evaluation = json.loads((runs[0].folder / "evaluation.json").read_text())
     assert evaluation["flips"].keys() == {"horizontal"}
-    assert " - " in capsys.readouterr().out.splitlines()[-1]
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  none-seed0")]
+    assert row.endswith("    -")
 
 
 def test_the_record_of_a_study_adds_up_its_times(tmp_path: Path) -> None:
@@ -164,3 +168,84 @@ def test_networks_are_measured_in_full_precision_whatever_they_were_trained_in(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     measure(run)
     assert not torch.backends.cudnn.allow_tf32
+
+
+def explode(run: Run) -> None:
+    """As an earlier version left a run whose last step went too far: finished, and worthless."""
+    path = run.folder / "model.safetensors"
+    stored = checkpoints.load(path)
+    broken = {k: v * torch.nan if k == "model.head.weight" else v for k, v in stored.tensors.items()}
+    checkpoints.save(path, broken, stored.facts)
+
+
+def test_a_run_that_answers_nan_is_named_and_the_others_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = tiny_study(tmp_path, epochs=1, regularizers=("none", "euclidean:eta=0.1", "euclidean:eta=0.2"))
+    runs = experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
+    explode(runs[0])
+    flags = ["--suite", "quick", "--device", "cpu", "--test-images", "12"]
+    assert cli.main(["evaluate", str(tmp_path / "study"), *flags]) == 1
+    shown = capsys.readouterr()
+    assert "none-seed0: could not be measured" in shown.out
+    assert all(f"  {run.config.name} " in shown.out for run in runs[1:])
+    assert f"{runs[0].folder}: the model's outputs must be finite; got nan" in shown.err
+    assert "; training has diverged: lower --learning-rate or eta" in shown.err
+    assert shown.err.count("\n") == 1
+    assert [(run.folder / "evaluation.json").exists() for run in runs] == [False, True, True]
+    explode(runs[1])
+    explode(runs[2])
+    assert cli.main(["evaluate", str(tmp_path / "study"), *flags]) == 1
+    assert capsys.readouterr().err.endswith("; 2 more could not be measured either\n")
+
+
+def test_a_last_step_that_explodes_does_not_finish_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One step, of a finite loss: nothing but the scores of the network shows what it did."""
+    study = tiny_study(tmp_path, epochs=1, batch_size=96, learning_rate=1e30)
+    with pytest.raises(DivergedError, match=r"none-seed0: the network's scores are not finite after step 1 \(epoch 1\)"):
+        experiment.train(study, "tiny", tmp_path / "study", CPU, Screen())
+    assert "none-seed0: stopped, its loss or its scores are not finite" in capsys.readouterr().out
+    files = {path.name for path in (tmp_path / "study" / "none-seed0").iterdir()}
+    assert not files & {"model.safetensors", "checkpoint.safetensors"}
+
+
+def test_an_evaluation_that_held_more_is_not_replaced_silently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path)
+    experiment.measure([run], Screen(), "cpu", "paper", 24)
+    fuller = run.evaluation()
+    assert "no longer" not in capsys.readouterr().out
+    experiment.measure([run], Screen(), "cpu", "quick", 12)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "no longer" in line]
+    assert line.startswith("none-seed0: evaluation.json holds quick on 12 images now, and no longer paper on 24; ")
+    command = f"wassersmooth evaluate {run.folder} --suite paper --test-images 24"
+    assert line.endswith(f"its rows from measured.jsonl, with: {command}")
+    assert cli.main([*command.split()[1:], "--device", "cpu"]) == 0
+    assert "no longer" not in capsys.readouterr().out, "more rows, on more images"
+    assert run.evaluation() == fuller
+    names = [json.loads(line).get("name") for line in (run.folder / "measured.jsonl").read_text().splitlines()]
+    rows = [name for name in names if name is not None]
+    assert len(rows) == len(set(rows)), "no row was measured again"
+
+
+def test_the_screen_shows_the_strongest_attacks_of_any_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path)
+
+    def heads() -> list[str]:
+        lines = capsys.readouterr().out.splitlines()
+        title = next(number for number, line in enumerate(lines) if line.startswith("Test error in percent on 12 images"))
+        assert max(map(len, lines[title:])) <= 80
+        first, second = (" ".join(line.split()) for line in lines[title + 1 : title + 3])
+        return [first, second]
+
+    experiment.measure([run], Screen(), "cpu", "frontier", 12)
+    assert heads() == ["PGD PGD L2 PGD W PGD flips flips", "run clean 2 px 8 px 0.5 px 0.5 horiz vert"]
+    experiment.measure([run], Screen(), "cpu", "paper", 12)
+    assert heads() == ["FGSM I-FGSM FGSM I-FGSM flips flips", "run clean 8 px 8 px 8 norm 8 norm horiz vert"]
+    record = run.evaluation()
+    record["errors"]["autoattack_8_pixel"] = 99.0
+    (run.folder / "evaluation.json").write_text(json.dumps(record))
+    experiment.show_errors([run], Screen())
+    assert heads() == ["FGSM I-FGSM AutoA. I-FGSM flips flips", "run clean 8 px 8 px 8 px 8 norm horiz vert"]
+    (run.folder / "evaluation.json").write_text(json.dumps(record | {"verdict": "masked: made up"}))
+    experiment.show_errors([run], Screen())
+    assert capsys.readouterr().out.splitlines()[-1] == "none-seed0: masked: made up"

@@ -11,6 +11,7 @@ import torch
 from study.small_studies import CPU, SILENT, tiny_run, tiny_study
 from torch import nn
 
+from wassersmooth.normalized import Normalized
 from wassersmooth.study import experiment
 from wassersmooth.study.config import Model
 from wassersmooth.study.errors import StudyError
@@ -106,6 +107,10 @@ OWN = {
     ),
     "scores": (lambda channels, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), r"with \(1, 7\); expected .* \(1, 3\)"),
     "tuple": (lambda channels, classes: nn.LSTM(8, classes), "does not take|answers one image with tuple"),
+    "normalized": (
+        lambda channels, classes: nn.Sequential(Normalized(nn.Sequential(nn.Flatten(), nn.Linear(64, classes)), 0.5, 0.25)),
+        "has a wassersmooth.Normalized inside; expected .*; return the network without it",
+    ),
     "lazy": (lambda channels, classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(classes)), "lazy layers"),
 }
 

@@ -208,7 +208,7 @@ def test_a_report_that_cannot_be_made_leaves_the_old_one(tmp_path: Path, monkeyp
     folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
     old = write_report(folder).read_text()
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"matplotlib; install it with: pip install 'wassersmooth\[plots\]'"):
+    with pytest.raises(ImportError, match=r"the report needs the package matplotlib; install it .*'wassersmooth\[plots\]'"):
         write_report(folder)
     assert (folder / "report.html").read_text() == old
 
@@ -240,6 +240,24 @@ def test_seeds_are_one_column_and_machines_do_not_matter(tmp_path: Path) -> None
     head = re.search(r'id="table-1".*?</thead>', write_report(folder).read_text(), flags=re.DOTALL)
     assert head is not None
     assert head[0].count("swatch") == len(POINTS)
+
+
+def test_runs_that_do_not_compare_are_said_on_the_page_in_the_tables_and_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    assert cli.main(["report", str(folder)]) == 0
+    assert "alike" not in capsys.readouterr().out + (folder / "report.html").read_text() + (folder / "tables.md").read_text()
+    path = next(folder.glob("none*")) / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"suite": "quick"}))
+    assert cli.main(["report", str(folder)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("Not all runs were measured alike: none-seed0 (suite quick, ")
+    assert said[0].endswith(f"wassersmooth evaluate {folder} --suite standard")
+    assert len(said) == 2
+    line = "Not all runs were measured alike: none-seed0 (suite quick, 400 test images)"
+    assert line in Outline((folder / "report.html").read_text()).words
+    assert line in (folder / "tables.md").read_text()
 
 
 def test_a_commit_keeps_the_sign_of_a_changed_tree() -> None:

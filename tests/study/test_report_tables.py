@@ -8,8 +8,16 @@ from study.fake_runs import fake_study
 
 from wassersmooth.study.report_estimates import Estimate
 from wassersmooth.study.report_reading import read_study
-from wassersmooth.study.report_summary import subtitle, summary
-from wassersmooth.study.report_tables import all_tables, beyond_table, cost_table, errors_table, flips_table, row_title
+from wassersmooth.study.report_summary import not_alike, subtitle, summary
+from wassersmooth.study.report_tables import (
+    all_tables,
+    beyond_table,
+    cost_table,
+    errors_table,
+    flips_table,
+    provenance_table,
+    row_title,
+)
 from wassersmooth.study.tables import Cell, Row, Table, cells
 
 PAPER_TABLE_1 = ["16.29", "15.61", "15.35", "82.22", "31.10", "30.20", "89.72", "66.83", "44.32", "90.15", "40.06", "32.12"]
@@ -115,9 +123,12 @@ def test_the_summary_says_what_the_numbers_say(tmp_path: Path) -> None:
         set_errors(folder, {"none": [50.0, 51, 52], "euclidean": [30.0, 31, 32], "wasserstein": [20.0, 21, 22]}, name)
     lead, detail = summary(read_study(folder))
     assert lead.startswith("9 networks were trained on digits, with no penalty, Euclidean (η = 0.2) and Wasserstein")
-    assert "Wasserstein penalty is better than the Euclidean one beyond chance on clean images, under attack in pixel" in lead
     assert (
-        "Compared with no penalty, Euclidean and Wasserstein lower the error under attack in pixel units beyond chance." in lead
+        "Wasserstein penalty is better than the Euclidean one beyond chance on clean images, under 20 margin-loss PGD" in lead
+    )
+    assert (
+        "Compared with no penalty, Euclidean and Wasserstein lower the error under 20 margin-loss PGD steps at 8/255 in pixel "
+        "units beyond chance." in lead
     )
     assert "The error on clean test images is 51.0 (none), 31.0 (Euclidean) and 21.0 (Wasserstein) %." in detail
     assert subtitle(read_study(folder)) == "digits · small · 12 epochs · 3 seeds"
@@ -126,7 +137,113 @@ def test_the_summary_says_what_the_numbers_say(tmp_path: Path) -> None:
         set_errors(folder, {"wasserstein": [29.0, 31, 34]}, name)
     lead, _ = summary(read_study(folder))
     assert "better than the Euclidean one beyond chance on clean" not in lead
-    assert "cannot be told apart on clean images" in lead or "Nothing measured here" in lead
+    assert "cannot be told apart on clean images" in lead
+
+
+def test_the_summary_compares_flips_along_both_axes(tmp_path: Path) -> None:
+    """What table 2 prints in bold, the lead must not deny."""
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    same = {"none": [50.0], "euclidean": [40.0], "wasserstein": [40.0]}
+    for path in folder.glob("*/evaluation.json"):
+        record = json.loads(path.read_text())
+        vertical = 3.0 if path.parent.name.startswith("wasserstein") else 4.0
+        record |= {"flips": {"horizontal": 3.0, "vertical": vertical}, "intervals": {"flips_horizontal": [2.8, 3.2]}}
+        record["intervals"]["flips_vertical"] = [vertical - 0.2, vertical + 0.2]
+        path.write_text(json.dumps(record))
+    for name in ("clean", "pgd20_margin_8_pixel", "ifgsm20_8_normalized"):
+        set_errors(folder, same, name)
+    study = read_study(folder)
+    table = flips_table(study)
+    assert table is not None
+    assert [cell.best for cell in table.rows[1].cells] == [False, False, True]
+    lead, detail = summary(study)
+    better = (
+        "The Wasserstein penalty is better than the Euclidean one beyond the choice of test images in vertical label flips."
+    )
+    assert better in lead
+    assert "cannot be told apart on clean images, " in lead
+    assert lead.endswith("and in horizontal label flips.")
+    assert "Along a vertical translation the label flips 4.00 (none), 4.00 (Euclidean) and 3.00 (Wasserstein) times." in detail
+
+
+def test_where_nothing_differs_the_summary_names_what_was_compared(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    for path in folder.glob("*/evaluation.json"):
+        record = json.loads(path.read_text())
+        record |= {"flips": {}, "intervals": {}}
+        path.write_text(json.dumps(record))
+    for name in ("clean", "pgd20_margin_8_pixel", "ifgsm20_8_normalized"):
+        set_errors(folder, {"none": [50.0], "euclidean": [50.0], "wasserstein": [50.0]}, name)
+    assert summary(read_study(folder))[0].endswith(
+        "The Wasserstein penalty cannot be told from the Euclidean one beyond the choice of test images, be it on clean "
+        "images, under 20 margin-loss PGD steps at 8/255 in pixel units or under I-FGSM-20 at 8/255 in normalized units."
+    )
+
+
+def test_two_strengths_of_one_kind_are_told_apart(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    more = fake_study(tmp_path / "more", seeds=1, pictures=False)
+    strong = next(more.glob("euclidean*")).rename(folder / "stronger")
+    config = json.loads((strong / "config.json").read_text())
+    (strong / "config.json").write_text(json.dumps(config | {"eta": 0.7}))
+    set_errors(folder, {"none": [9.0], "euclidean": [3.0], "wasserstein": [1.0]})
+    record = json.loads((strong / "evaluation.json").read_text())
+    record["errors"]["clean"] = 6.0
+    (strong / "evaluation.json").write_text(json.dumps(record))
+    lead, detail = summary(read_study(folder))
+    assert "9.0 (none), 3.0 (Euclidean, η = 0.2), 6.0 (Euclidean, η = 0.7) and 1.0 (Wasserstein) %" in detail
+    assert "than the Euclidean one (η = 0.2)" in lead or "from the Euclidean one (η = 0.2)" in lead
+    assert "Wasserstein penalty (" not in lead, "there is one Wasserstein alone"
+    assert lead.endswith("Other strengths of a penalty are in the tables, and not compared here.")
+
+
+def test_titles_are_written_as_people_write_them(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    kinds = {"none": "pgd7", "euclidean": "wasserstein+l2-adversarial", "wasserstein": "dual-norm"}
+    for path in folder.glob("*/config.json"):
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps(config | {"regularizer": kinds[config["regularizer"]]}))
+    titles = {group.title for group in read_study(folder).groups}
+    assert titles == {"PGD-7", "Wasserstein + L2 adversarial", "Dual norm"}
+
+
+def test_runs_that_were_measured_on_other_images_are_named(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    assert not_alike(read_study(folder)) == ""
+    table = errors_table(read_study(folder))
+    assert table is not None
+    assert table.caption.startswith("Error on 400 test images in percent")
+    path = next(folder.glob("none*")) / "evaluation.json"
+    record = json.loads(path.read_text())
+    for entry in record["entries"]:
+        entry["images"] = 200
+    path.write_text(json.dumps(record | {"suite": "quick"}))
+    study = read_study(folder)
+    assert not_alike(study) == (
+        "Not all runs were measured alike: none-seed0 (suite quick, 200 test images); the others: suite standard, 400 test "
+        "images; their errors do not compare; to measure all alike: wassersmooth evaluate FOLDER --suite standard"
+    )
+    table = errors_table(study)
+    assert table is not None
+    assert table.caption.startswith("Error on 200 or 400 test images in percent")
+
+    for entry in record["entries"]:
+        entry["images"] = 400
+    path.write_text(json.dumps(record | {"suite": "quick"}))
+    assert "rows that only one suite has are blank" in not_alike(read_study(folder)), "the images are the same"
+    path.write_text(json.dumps(record | {"test_sha256": "others"}))
+    line = not_alike(read_study(folder))
+    assert "none-seed0 (suite standard, 400 other test images)" in line
+    assert line.endswith("--suite standard --test-images 400")
+
+
+def test_one_thread_is_one(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    path = next(folder.glob("none*")) / "provenance.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"threads": 1}))
+    table = provenance_table(read_study(folder))
+    assert table is not None
+    assert [row.cells[2].value.split(", ")[1] for row in table.rows] == ["1 thread", "2 threads", "2 threads"]
 
 
 @pytest.mark.parametrize(("seeds", "words"), [(1, "one seed for each setting"), (2, "t-intervals are very wide")])

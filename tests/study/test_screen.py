@@ -8,10 +8,13 @@ from rich.console import Console
 
 from wassersmooth.study.screen import Screen
 
+COLUMNS = ["run", "clean", "I-FGSM\n8 px", "I-FGSM\n8 norm", "flips\nhoriz"]
+LONG = "wasserstein-eta0.32-radius2-mass0.25-seed0"
 
-def screen(terminal: bool) -> tuple[Screen, io.StringIO]:
+
+def screen(terminal: bool, width: int = 100) -> tuple[Screen, io.StringIO]:
     out = io.StringIO()
-    return Screen(Console(file=out, force_terminal=terminal, width=100)), out
+    return Screen(Console(file=out, force_terminal=terminal, width=width, highlight=False)), out
 
 
 def test_plain_lines_are_few_and_end_with_the_last() -> None:
@@ -46,3 +49,30 @@ def test_a_long_line_is_not_wrapped_and_markup_is_text() -> None:
     plain, out = screen(False)
     plain.line("[red]" + "x" * 300)
     assert out.getvalue() == "[red]" + "x" * 300 + "\n"
+
+
+def test_a_table_that_does_not_fit_stands_without_a_frame_and_nothing_is_cut() -> None:
+    rows = [["none-seed0", "16.0", "100.0", "97.6", "7.31"], [LONG, "17.4", "97.3", "41.0", "5.26"]]
+    for width in (80, 79, 60, 40):
+        shown, out = screen(True, width)
+        shown.table("Errors", COLUMNS, rows)
+        lines = out.getvalue().splitlines()
+        assert ("│" in out.getvalue()) == (width == 80)
+        assert "…" not in out.getvalue()
+        assert all(cell in out.getvalue() for row in rows for cell in row)
+        assert width == 80 or max(map(len, lines)) <= max(width, len(LONG) + 2)
+    assert lines[1:] == [
+        "                     I-FGSM I-FGSM flips",
+        "  run          clean   8 px 8 norm horiz",
+        "  none-seed0    16.0  100.0   97.6  7.31",
+        f"  {LONG}",
+        "                17.4   97.3   41.0  5.26",
+    ]
+
+
+def test_a_table_in_a_file_has_a_line_for_each_row() -> None:
+    shown, out = screen(False, 40)
+    shown.table("Errors", COLUMNS, [[LONG, "17.4", "97.3", "41.0", "5.26"]])
+    lines = out.getvalue().splitlines()
+    assert lines[-1] == f"  {LONG}   17.4    97.3    41.0   5.26"
+    assert [len(line) for line in lines[1:]] == [len(lines[-1])] * 3

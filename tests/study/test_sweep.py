@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from study.small_studies import CPU, SILENT, tiny_study
 
 from wassersmooth import cli
-from wassersmooth.study import data, presets, sweep
+from wassersmooth.study import data, heatmap, presets, sweep
 from wassersmooth.study.config import Study
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.screen import Screen
 from wassersmooth.study.selection import SELECTIONS, Measured, choose, select
 from wassersmooth.study.shared_grid import SharedGrid
 from wassersmooth.study.sweep import Grid
@@ -78,7 +79,7 @@ def test_a_sweep_measures_every_point_once_and_draws_the_grid(tmp_path: Path, mo
     assert len(stored["points"]) == 4
     assert Regularizer(**stored["chosen"]["point"]) == chosen
     assert {entry["seeds"] for entry in stored["points"]} == {2}
-    assert (tmp_path / "sweep" / "heatmap.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "sweep" / "heatmap-wasserstein.png").read_bytes()[:4] == b"\x89PNG"
     assert len(list((tmp_path / "sweep").glob("*/model.safetensors"))) == 10
 
     run_sweep(study, tmp_path / "sweep")  # again: nothing is left to do
@@ -93,6 +94,8 @@ def test_both_selections_of_both_kinds_are_stored_beside_the_unregularized_netwo
     run_sweep(study, tmp_path / "sweep", Grid("euclidean", etas=(0.1, 0.2)))
     stored = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert stored["searches"].keys() == {"wasserstein", "euclidean"}
+    pictures = {path.name for path in (tmp_path / "sweep").glob("*.png")}
+    assert pictures == {"heatmap-wasserstein.png", "heatmap-euclidean.png"}
     plain = [search["unregularized"] for search in stored["searches"].values()]
     assert plain[0] == plain[1]
     assert plain[0]["point"]["kind"] == "none"
@@ -126,6 +129,41 @@ def test_the_selections_by_name() -> None:
     assert select([dear], plain) == {"within_one_point": None, "most_robust": dear}
     beyond = Measured(point(0.3), 11.01, 20.0)
     assert select([cheap, beyond], plain)["within_one_point"] == cheap
+
+
+@pytest.mark.parametrize(("kind", "radii", "masses"), [("euclidean", (0,), (0.0,)), ("wasserstein", (2, 4), (0.0, 0.5))])
+def test_the_heat_map_has_room_for_its_title_and_a_radius_where_there_is_one(
+    kind: str, radii: tuple[int, ...], masses: tuple[float, ...]
+) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    points = [Regularizer(kind, 0.1, radius, mass) for radius in radii for mass in masses]
+    measured = [Measured(point, 1.0, 2.0 + number) for number, point in enumerate(points)]
+    figure = heatmap.picture(measured, measured[0])
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    (title,) = [text for text in figure.texts if text.get_text().startswith(kind)]
+    box = title.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width
+    panels = figure.axes[: len(masses)]
+    assert {axes.get_xlabel() for axes in panels} == ({"radius, pixels"} if any(radii) else {""})
+    ticks = [[label.get_text() for label in axes.get_xticklabels()] for axes in panels]
+    assert ticks == [[str(radius) for radius in radii if radius]] * len(masses)
+
+
+def test_a_choice_that_is_no_better_than_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = Measured(Regularizer("none"), 10.0, 50.0)
+    for found, said in (
+        (Measured(point(0.2), 10.5, 51.0), True),
+        (Measured(point(0.2), 10.5, 49.0), False),
+        (Measured(point(0.2), 9.5, 51.0), False),
+    ):
+        sweep._conclude([found], plain, {}, tmp_path, Screen())
+        line = (
+            "beware: the chosen point is no better than the unregularized network, neither in clean nor in robust error (10.50"
+        )
+        assert (line in capsys.readouterr().out) == said
 
 
 def test_a_point_that_diverges_is_measured_as_always_wrong(tmp_path: Path) -> None:

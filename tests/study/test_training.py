@@ -68,7 +68,7 @@ def test_a_ramp_that_does_not_end_is_said(tmp_path: Path, capsys: pytest.Capture
     study = tiny_study(tmp_path, regularizers=("none", "euclidean:eta=0.4"), epochs=2, eta_ramp=8)
     experiment.train(study, "tiny", tmp_path / "runs", CPU, Screen())
     said = [line for line in capsys.readouterr().out.splitlines() if "strength" in line]
-    assert said == ["euclidean-eta0.4-seed0: eta ends at 2 of 8 of its strength; shorten --eta-ramp, or train longer"]
+    assert said == ["euclidean-eta0.4-seed0: eta ends at 2/8 of its strength; shorten --eta-ramp, or train longer"]
     experiment.train(
         dataclasses.replace(study, training=dataclasses.replace(study.training, eta_ramp=2)),
         "whole",

@@ -18,6 +18,7 @@ from wassersmooth.study import durable
 from wassersmooth.study.errors import StudyError
 
 FORMAT = "wassersmooth 1"
+LONGEST_HEADER = 100_000_000  # bytes, by the format of safetensors
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,17 @@ def load(path: Path) -> Stored:
     except OSError as error:
         raise StudyError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
     return parse(raw, path)
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file says that this program wrote it; its contents may be damaged all the same."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, LONGEST_HEADER)))
+        return bool(header["__metadata__"]["format"] == FORMAT)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def parse(raw: bytes, path: Path) -> Stored:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from wassersmooth.robustness.suites import SUITES
-from wassersmooth.study import doctoring, durable, experiment, presets
+from wassersmooth.study import checkpoints, doctoring, durable, experiment, figures, presets
 from wassersmooth.study.bench import PARTS, Options, Part, bench, setup_for, with_training
 from wassersmooth.study.bench_page import write_page
 from wassersmooth.study.config import Study, with_values
@@ -22,7 +22,7 @@ from wassersmooth.study.frontier_points import NOTHING_CHOSEN
 from wassersmooth.study.publish import Publish
 from wassersmooth.study.published_models import as_run
 from wassersmooth.study.report import write_report
-from wassersmooth.study.runs import read_json, runs_in
+from wassersmooth.study.runs import Run, read_json, runs_in
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.sweep import Grid, sweep
 
@@ -66,12 +66,13 @@ class Reproduce(StudyCommand):
     """
 
     def __call__(self) -> None:
+        figures.require_package()
         with world(self.machine.device) as here:
             screen = Screen(quiet=not here.is_first)
             runs = experiment.train(self, self.name, self.folder, here, screen)
             if here.is_first:
                 experiment.measure(runs, screen, self.machine.device, self.evaluation.suite, self.evaluation.test_images)
-                screen.line(f"report: {write_report(self.folder)}")
+                screen.line(f"report: {write_report(self.folder, screen.line)}")
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,9 @@ class Evaluate:
     wassersmooth evaluate runs/frontier --split validation: on held-out training images, to choose by; in validation.json.
 
     Writes evaluation.json and exhibits.safetensors into each run's folder; what was measured before is not measured again,
-    row by row: a killed evaluation goes on, and another suite measures only what it adds. Give the same command several times
-    at once and the processes share the runs: one small network leaves most of a GPU idle.
+    row by row: a killed evaluation goes on, and another suite measures only what it adds. evaluation.json is of the last suite
+    alone: where an earlier one held more, one line says so, and how it comes back. Give the same command several times at once
+    and the processes share the runs: one small network leaves most of a GPU idle.
     """
 
     folders: Folders
@@ -135,9 +137,19 @@ class Evaluate:
                 raise StudyError(f"{name} must be at least 1; got {number}")
         if not self.folders:
             raise StudyError("evaluate needs the folder of a run or of a study; got none; for instance runs/digits")
-        runs = [run for path in self.folders for run in ([as_run(path, self.output)] if path.is_file() else runs_in(path))]
+        runs = [run for path in self.folders for run in self._runs(path)]
         asked = (self.suite, self.test_images, self.data_dir, self.autoattack_images, self.pictures, self.split)
         experiment.measure(runs, Screen(), self.device, *asked)
+
+    def _runs(self, path: Path) -> list[Run]:
+        if not path.is_file():
+            return runs_in(path)
+        if not checkpoints.is_own(path):
+            raise StudyError(
+                f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, a file of "
+                "something else; a model of your own is measured in Python by wassersmooth.evaluate (docs/robustness.md)"
+            )
+        return [as_run(path, self.output)]
 
 
 @dataclass(frozen=True)
@@ -150,7 +162,7 @@ class Sweep(StudyCommand):
 
     A point is never computed twice; a dead worker's point is taken up again; the same command goes on where it stopped.
     The choice: the lowest robust error (I-FGSM-20, 8/255, pixel units) among the points whose clean error is at most one
-    point above the best. Test images are never looked at. Writes sweep.json and heatmap.png into the study's folder.
+    point above the best. Test images are never looked at. Writes sweep.json and heatmap-KIND.png into the study's folder.
     What is searched is --regularizer with the grid; --regularizers means nothing here.
     """
 
@@ -175,7 +187,8 @@ class Report:
         runs_in(self.folder)
         if (self.folder / "config.json").is_file():
             raise StudyError(f"report needs the folder of a study; got {self.folder}, a run; give {self.folder.parent}")
-        Screen().line(f"report: {write_report(self.folder)}")
+        screen = Screen()
+        screen.line(f"report: {write_report(self.folder, screen.line)}")
 
 
 @dataclass(frozen=True)

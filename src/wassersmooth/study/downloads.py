@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -12,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from wassersmooth import _checks
 from wassersmooth.study.errors import StudyError
 
+LONGEST_REASON = 200  # characters of somebody else's complaint
 LARGEST_ARCHIVE = 2**30  # bytes unpacked; the official archives hold less than 200 MB
 
 
@@ -182,8 +184,8 @@ def _fetch(name: str, source: Source, cache: Path) -> list[Path]:
         for url, md5 in source.urls:
             pooch.retrieve(url, known_hash=f"md5:{md5}", fname=url.rsplit("/", 1)[1], path=folder)
     except Exception as error:  # network, hash and disk errors come in a dozen classes
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StudyError(f"{name} could not be downloaded ({reason[:200]}); {_hint(name)}") from None
+        reason = textwrap.shorten(_checks.first_line(error), LONGEST_REASON, placeholder=" ...")
+        raise StudyError(f"{name} could not be downloaded ({reason}); {_hint(name)}") from None
     found = _local(name, source, folder, cache)
     if not found:
         raise StudyError(f"{name}: the downloaded archive in {folder} lacks some of {', '.join(source.files)}; {_hint(name)}")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from wassersmooth.study import acceleration, data, durable, exhibits, models, pr
 from wassersmooth.study.config import Data, Machine, Study
 from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.distributed import World, choose_device
-from wassersmooth.study.errors import DivergedError, StudyError
+from wassersmooth.study.errors import DivergedError, RunStoppedError, StudyError
 from wassersmooth.study.measured_rows import MeasuredRows
 from wassersmooth.study.runs import EVALUATIONS, MEASURED, Run, read_json
 from wassersmooth.study.screen import Screen
@@ -28,7 +29,25 @@ from wassersmooth.study.training import training
 RECORD = "study.json"  # in the study's folder: how long training and evaluation took
 PAUSE = 0.5  # seconds between two looks at what other processes are measuring
 EVALUATION_SEED = 0  # the same for all runs, so that they are measured on the same images with the same random starts
-SHOWN_FIRST = ("clean", "fgsm_8_pixel", "ifgsm20_8_pixel", "fgsm_8_normalized", "ifgsm20_8_normalized")
+AXES = ("horizontal", "vertical")
+UNMASKED = "no sign of masking"
+# What the screen shows of the attacks, in this order, under short names: 80 characters are all that many terminals have.
+HEADINGS = {
+    "fgsm_8_pixel": "FGSM\n8 px",
+    "ifgsm20_8_pixel": "I-FGSM\n8 px",
+    "pgd20_margin_2_pixel": "PGD\n2 px",
+    "pgd20_margin_8_pixel": "PGD\n8 px",
+    "autoattack_8_pixel": "AutoA.\n8 px",
+    "pgd20_l2_0.5_pixel": "L2 PGD\n0.5 px",
+    "wasserstein20_0.5_unit_r2": "W PGD\n0.5",
+    "fgsm_8_normalized": "FGSM\n8 norm",
+    "ifgsm20_8_normalized": "I-FGSM\n8 norm",
+}
+MOST_ATTACKS = 4  # columns; which of those that are present, the most telling first:
+BY_WEIGHT = (
+    *("autoattack_8_pixel", "pgd20_margin_8_pixel", "ifgsm20_8_normalized", "ifgsm20_8_pixel", "fgsm_8_pixel"),
+    *("fgsm_8_normalized", "pgd20_l2_0.5_pixel", "wasserstein20_0.5_unit_r2", "pgd20_margin_2_pixel"),
+)
 
 
 def train(study: Study, preset: str, folder: Path, world: World, screen: Screen) -> list[Run]:
@@ -40,7 +59,7 @@ def train(study: Study, preset: str, folder: Path, world: World, screen: Screen)
     loaded = data.load(study.data).to(world.device)
     models.require_fitting(study.model, loaded)  # before a folder is claimed: a mistake must leave nothing behind
     parts = f"{len(loaded.train)} training, {len(loaded.validation)} validation, {len(loaded.test)} test images"
-    screen.line(f"{study.data.dataset}: {parts}; {len(runs)} runs in {folder} on {world.device}")
+    screen.line(f"{study.data.dataset}: {parts}; {len(runs)} run{'s' * (len(runs) != 1)} in {folder} on {world.device}")
     if way := acceleration.description(study.machine, world.device, world.size):
         screen.line(way)
     diverged: list[DivergedError] = []
@@ -65,13 +84,15 @@ def measure(
 ) -> None:
     """Evaluates finished runs on test images; what is not given comes from each run's own configuration.
 
-    Processes that are given the same runs share them. With split = "validation", on as many of the images that training held
-    out: what is chosen by them was not chosen on the test images. Those results have files of their own.
+    A run that cannot be measured, such as one whose weights exploded, is named; the others are measured, and the error comes
+    at the end. Processes that are given the same runs share them. With split = "validation", on as many of the images
+    that training held out: what is chosen by them was not chosen on the test images. Those results have files of their own.
     """
     where = choose_device(device)
     acceleration.apply_settings(Machine(precision="float32"))  # an attack lives on small gradients: none is rounded away
     loaded: dict[tuple[Data, int | None], Dataset] = {}
     record = runs[0].folder.parent / RECORD
+    complaints: dict[Path, str] = {}
     with screen.bars(), _clocked(record, "evaluation_seconds") if record.exists() else nullcontext():
         for run in _shared_out(runs, screen):
             wanted = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
@@ -82,25 +103,35 @@ def measure(
             part = loaded[key].test if split == "test" else _held_out(loaded[key], count, run)
             hard = autoattack_images or run.config.evaluation.autoattack_images
             asked = (suite or run.config.evaluation.suite, hard, where, screen, pictures, split)
-            _measure_one(run, run.load_model(loaded[key]), part, *asked)
-    show_errors(runs, screen, split)
+            if complaint := _measure_one(run, run.load_model(loaded[key]), part, *asked):
+                complaints[run.folder] = complaint
+                screen.line(f"{run.config.name}: could not be measured")
+    if measured := [run for run in runs if run.folder not in complaints]:
+        show_errors(measured, screen, split)
+    if complaints:
+        more = f"; {len(complaints) - 1} more could not be measured either" if len(complaints) > 1 else ""
+        raise RunStoppedError(next(iter(complaints.values())) + more)
 
 
 def show_errors(runs: Sequence[Run], screen: Screen, split: str = "test") -> None:
-    """The main columns of the table that the report has in full."""
-    found = [(run, run.evaluation(split)) for run in runs]
-    names = [name for name in SHOWN_FIRST if all(name in evaluation["errors"] for _, evaluation in found)]
+    """The main columns of the table that the report has in full, on 80 characters; whoever is masked is named below it."""
+    found = [(run.config.name, run.evaluation(split)) for run in runs]
+    present = [name for name in BY_WEIGHT if any(name in evaluation["errors"] for _, evaluation in found)][:MOST_ATTACKS]
+    shown = ["clean", *(name for name in HEADINGS if name in present)]
     rows = []
-    for run, evaluation in found:
-        errors = [f"{evaluation['errors'][name]:.1f}" for name in names]
-        measured = evaluation["flips"]  # an axis with one pixel has none
-        flips = [f"{measured[axis]:.2f}" if axis in measured else "-" for axis in ("horizontal", "vertical")]
-        rows.append([run.config.name, *errors, *flips, evaluation["verdict"]])
-    screen.table(
-        f"{split.capitalize()} error in percent, and label flips along translations",
-        ["run", *names, "flips h", "flips v", "verdict"],
-        rows,
+    for run_name, evaluation in found:
+        errors, flips = evaluation["errors"], evaluation["flips"]  # an axis with one pixel has no flips
+        cells = [f"{errors[name]:.1f}" if name in errors else "-" for name in shown]
+        rows.append([run_name, *cells, *(f"{flips[axis]:.2f}" if axis in flips else "-" for axis in AXES)])
+    counts = sorted({_images(evaluation) for _, evaluation in found})
+    title = (
+        f"{split.capitalize()} error in percent on {' or '.join(map(str, counts))} images, and label flips along translations"
     )
+    screen.table(title, ["run", "clean", *(HEADINGS[name] for name in shown[1:]), "flips\nhoriz", "flips\nvert"], rows)
+    screen.line(f"px: pixel units (8 is 8/255); norm: normalized units; all rows: {EVALUATIONS[split]}")
+    masked = [f"{name}: {evaluation['verdict']}" for name, evaluation in found if evaluation["verdict"] != UNMASKED]
+    for line in masked or [f"gradient masking: no sign of it in {'any run' if len(found) > 1 else 'the run'}"]:
+        screen.line(line)
 
 
 def _one_training(run: Run, loaded: Dataset, world: World, screen: Screen, diverged: list[DivergedError]) -> Iterator[None]:
@@ -123,7 +154,7 @@ def _one_training(run: Run, loaded: Dataset, world: World, screen: Screen, diver
             except DivergedError as error:
                 if world.size > 1:
                     raise
-                screen.line(f"{run.config.name}: stopped, the loss is not finite")
+                screen.line(f"{run.config.name}: stopped, its loss or its scores are not finite")
                 diverged.append(error)
 
 
@@ -163,7 +194,8 @@ def _measure_one(
     screen: Screen,
     pictures: bool,
     split: str,
-) -> None:
+) -> str | None:
+    """Returns why the run could not be measured, or None."""
     model = model.to(device)
     images, labels = part.images.to(device), part.labels.to(device)
     weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
@@ -174,7 +206,7 @@ def _measure_one(
     path = run.folder / EVALUATIONS[split]
     if _holds(path, asked):
         screen.line(f"{run.config.name}: measured before")
-        return
+        return None
     task = screen.task(f"measuring {run.config.name}", 1)
 
     def progress(done: int, total: int, name: str) -> None:
@@ -188,9 +220,14 @@ def _measure_one(
         if pictures and split == "test":
             exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
     except ValueError as error:  # the library's own complaints are one line with a remedy already
-        raise StudyError(str(error)) from error
+        diverged = "; training has diverged: lower --learning-rate or eta, and train it in another --output"
+        return f"{run.folder}: {error}{diverged if 'outputs must be finite' in str(error) else ''}"
     evaluated = {"commit": provenance.commit(), "hardware": provenance.hardware(device)}
-    durable.write_json(path, json.loads(report.to_json()) | asked | {"evaluated": evaluated})  # last: it has been measured
+    found = json.loads(report.to_json()) | asked | {"evaluated": evaluated}
+    if line := _replaced(run, path, found, split):
+        screen.line(line)
+    durable.write_json(path, found)  # last: it has been measured
+    return None
 
 
 @contextmanager
@@ -217,6 +254,31 @@ def _holds(path: Path, asked: dict[str, object]) -> bool:
         return asked.items() <= read_json(path, "a measured run").items()
     except StudyError:
         return False
+
+
+def _replaced(run: Run, path: Path, new: dict[str, Any], split: str) -> str:
+    """One line where an evaluation of the same network that holds more is about to make room, and how it comes back."""
+    try:
+        old = read_json(path, "a measured run")
+        before, now = ({entry["name"]: entry["images"] for entry in found["entries"]} for found in (old, new))
+        fuller = old["model_sha256"] == new["model_sha256"] and any(before[name] > now.get(name, 0) for name in before)
+    except (StudyError, KeyError, TypeError):  # not there, or not what this version writes
+        return ""
+    if not fuller:
+        return ""
+    counts = {"--test-images": "images", "--autoattack-images": "autoattack_images"}
+    flags = [f"{flag} {old[key]}" for flag, key in counts.items() if key in old and old[key] != new.get(key)]
+    again = " ".join([f"--suite {old['suite']}", *flags, *([f"--split {split}"] if split != "test" else [])])
+    return (
+        f"{run.config.name}: {path.name} holds {new['suite']} on {_images(new)} images now, and no longer {old['suite']} on "
+        f"{_images(old)}; that comes back, its rows from {MEASURED[split]}, with: wassersmooth evaluate {run.folder} {again}"
+    )
+
+
+def _images(evaluation: dict[str, Any]) -> int:
+    """Of the clean row: a suite may take fewer than it is given."""
+    rows = {entry["name"]: int(entry["images"]) for entry in evaluation.get("entries", [])}
+    return rows.get("clean") or int(evaluation.get("images", 0))
 
 
 def _fingerprint(images: torch.Tensor) -> str:

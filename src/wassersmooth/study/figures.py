@@ -7,6 +7,7 @@ drawing serves light and dark. Each panel is a small drawing of its own: a phone
 from __future__ import annotations
 
 import html
+import importlib.util
 import io
 import re
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,12 @@ def color(series: int) -> str:
     return f"#4a4b{series % PALETTE:02x}"
 
 
+def require_package() -> None:
+    """Complains before hours of work, not after them."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise _checks.extra("matplotlib", "plots", "the report")
+
+
 @contextmanager
 def panel(size: tuple[float, float] = SIZE) -> Iterator[tuple[Drawing, Axes]]:
     """An empty drawing in the page's style; nothing of matplotlib's global state is touched."""
@@ -63,7 +70,7 @@ def panel(size: tuple[float, float] = SIZE) -> Iterator[tuple[Drawing, Axes]]:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure as Drawing
     except ImportError as missing:
-        raise _checks.extra("matplotlib", "plots", "the report's charts") from missing
+        raise _checks.extra("matplotlib", "plots", "the report") from missing
     style = {
         "svg.fonttype": "none",  # letters stay letters: the page's own font, and text that can be searched
         "svg.hashsalt": "wassersmooth",  # the same runs give the same file

@@ -46,7 +46,8 @@ def strips(study: Study) -> Figure | None:
     every = -(-len(shifts) // MOST_FRAMES)
     middle = shifts.index(0) if 0 in shifts else 0
     columns = [i for i in range(len(shifts)) if (i - middle) % every == 0]
-    body = "".join(_strip(shown, s, columns, shifts, label, names) for s, label in enumerate(labels))
+    titles = [group.name if study.has_another(group) else group.title for group, _ in shown]
+    body = "".join(_strip(shown, titles, s, columns, shifts, label, names) for s, label in enumerate(labels))
     skipped = f" Every {_ordinal(every)} frame is shown." if every > 1 else ""
     reach = f"{_signed(shifts[0])} to {_signed(shifts[-1])} pixels"
     caption = (
@@ -58,7 +59,13 @@ def strips(study: Study) -> Figure | None:
 
 
 def _strip(
-    shown: Sequence[tuple[Group, Exhibits]], s: int, columns: list[int], shifts: list[int], label: int, names: Sequence[str]
+    shown: Sequence[tuple[Group, Exhibits]],
+    titles: Sequence[str],
+    s: int,
+    columns: list[int],
+    shifts: list[int],
+    label: int,
+    names: Sequence[str],
 ) -> str:
     frames = shown[0][1].tensors["strip/frames"][s]
     head = "".join(f'<th scope="col">{_signed(shifts[i])}</th>' for i in columns)
@@ -66,14 +73,14 @@ def _strip(
     alts = [f"{truth}, moved by {shifts[i]} pixels" for i in columns]
     pictures = "".join(f"<td>{picture(frames[i], alt)}</td>" for i, alt in zip(columns, alts, strict=True))
     rows = []
-    for group, kept in shown:
+    for (group, kept), words in zip(shown, titles, strict=True):
         predicted = kept.tensors["strip/predicted"][s].tolist()
         cells = "".join(
             f'<td class="{"right" if predicted[i] == label else "wrong"}">{html.escape(_name(predicted[i], names))}</td>'
             for i in columns
         )
         flips = sum(a != b for a, b in itertools.pairwise(predicted))
-        title = f'<i class="swatch s{group.series % PALETTE}"></i>{html.escape(group.title)}'
+        title = f'<i class="swatch s{group.series % PALETTE}"></i>{html.escape(words)}'
         rows.append(f'<tr><th scope="row">{title}</th>{cells}<td class="count">{flips} flip{"s" * (flips != 1)}</td></tr>')
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(truth)}, translated"><table class="strip">'

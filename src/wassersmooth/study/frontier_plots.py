@@ -147,7 +147,7 @@ def _figure(size: tuple[float, float]) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as missing:
-        raise _checks.extra("matplotlib", "plots", "the plots of a frontier") from missing
+        raise _checks.extra("matplotlib", "plots", "drawing a frontier") from missing
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wassersmooth import _checks
 from wassersmooth.study.selection import TOLERANCE, Measured
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LETTERS = 14  # of the title in an inch
 
 
 def require_package() -> None:
@@ -19,16 +26,29 @@ def require_package() -> None:
 
 
 def draw(measured: Sequence[Measured], chosen: Measured, path: Path) -> Path:
-    """One panel for each mass: eta downwards, radius to the right."""
+    """One panel for each mass: eta downwards, radius to the right; a kind without a graph has one column and no radius."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = picture(measured, chosen)
+    FigureCanvasAgg(figure)
+    aside = path.with_name(path.name + ".part")
+    figure.savefig(aside, format="png", dpi=120)
+    aside.replace(path)
+    return path
+
+
+def picture(measured: Sequence[Measured], chosen: Measured) -> Figure:
+    """What :func:`draw` writes."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     masses = sorted({m.point.mass for m in measured})
     radii = sorted({m.point.radius for m in measured})
     etas = sorted({m.point.eta for m in measured})
-    figure = Figure(figsize=(2.2 + 1.3 * len(radii) * len(masses), 1.8 + 0.8 * len(etas)), layout="constrained")
-    FigureCanvasAgg(figure)
+    width = 2.2 + 1.3 * len(radii) * len(masses)
+    rule = f"{chosen.point.kind}; framed: lowest robust error with clean error within {TOLERANCE:g} of the best"
+    title = textwrap.wrap(rule, int(LETTERS * width))
+    figure = Figure(figsize=(width, 1.6 + 0.2 * len(title) + 0.8 * len(etas)), layout="constrained")
     low, high = min(m.robust for m in measured), max(m.robust for m in measured)
     for number, mass in enumerate(masses):
         axes = figure.add_subplot(1, len(masses), number + 1)
@@ -44,16 +64,11 @@ def draw(measured: Sequence[Measured], chosen: Measured, path: Path) -> Path:
             if m == chosen:
                 axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, edgecolor="tab:red", linewidth=3))
         image = axes.imshow(table, cmap="viridis", vmin=low, vmax=high, aspect="auto")
-        axes.set_xticks(range(len(radii)), [str(radius) for radius in radii])
+        axes.set_xticks(range(len(radii)) if any(radii) else [], [str(radius) for radius in radii if radius])
         axes.set_yticks(range(len(etas)), [f"{eta:g}" for eta in etas])
-        axes.set_xlabel("radius, pixels")
+        axes.set_xlabel("radius, pixels" if any(radii) else "")
         axes.set_ylabel("eta")
         axes.set_title(f"mass {mass:g}" if len(masses) > 1 else "robust error, %")
     figure.colorbar(image, label="robust validation error, %")
-    figure.suptitle(
-        f"{chosen.point.kind}; framed: lowest robust error with clean error within {TOLERANCE:g} of the best", fontsize=9
-    )
-    aside = path.with_name(path.name + ".part")
-    figure.savefig(aside, format="png", dpi=120)
-    aside.replace(path)
-    return path
+    figure.suptitle("\n".join(title), fontsize=9)
+    return figure

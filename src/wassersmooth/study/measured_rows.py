@@ -1,7 +1,8 @@
 """What an evaluation has measured so far, row by row on the disk: a killed one goes on, and another suite measures the rest.
 
-One line of JSON for each result: its name, and which images are wrong (or where labels change) as packed bits. The first line
-names the network and the images that all of it belongs to; a file of others begins anew.
+One line of JSON for each result: its name, and which images are wrong (or where labels change) as packed bits. A line that
+names a network, its images and a device says what the lines below it belong to. Rows of one network on several sets of images
+stand in one file, so that a look at few images costs nothing that was measured on many; rows of another network are dropped.
 """
 
 from __future__ import annotations
@@ -29,10 +30,7 @@ class MeasuredRows(MutableMapping[str, Tensor]):
 
     def __init__(self, path: Path, subject: Mapping[str, Any]) -> None:
         self.path, self.subject = path, dict(subject)
-        self.found = _read(path, self.subject)
-        if self.found is None:
-            durable.write(path, (json.dumps({"subject": self.subject}) + "\n").encode())
-            self.found = {}
+        self._known = _read(path, self.subject)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._known[name]
@@ -53,35 +51,33 @@ class MeasuredRows(MutableMapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._known)
 
-    @property
-    def _known(self) -> dict[str, Tensor]:
-        assert self.found is not None
-        return self.found
 
-
-def _read(path: Path, subject: dict[str, Any]) -> dict[str, Tensor] | None:
-    """The results of a file, or None where there is none of this subject. Lines after a broken one are measured again."""
+def _read(path: Path, subject: dict[str, Any]) -> dict[str, Tensor]:
+    """The results of this subject, and the file so that the next one can be appended. What follows a broken line is dropped."""
     try:
         raw = path.read_bytes()
     except OSError:
-        return None
-    first, *lines = raw.split(b"\n")[:-1] or [b""]
+        raw = b""
     found: dict[str, Tensor] = {}
-    good = [first]
-    try:
-        if json.loads(first)["subject"] != subject:
-            return None
-    except (ValueError, KeyError, TypeError):
-        return None
-    for line in lines:
+    good: list[bytes] = []
+    owner: dict[str, Any] | None = None
+    for line in raw.split(b"\n")[:-1]:
         try:
             entry = json.loads(line)
-            found[entry["name"]] = _unpacked(entry)
+            if "subject" in entry:
+                owner = dict(entry["subject"])
+            elif owner == subject:
+                found[entry["name"]] = _unpacked(entry)
+            else:
+                _unpacked(entry)  # another's: it must be whole
         except (ValueError, KeyError, TypeError):
             break
-        good.append(line)
+        if owner is not None and owner.get("model_sha256") == subject["model_sha256"]:
+            good.append(line)
+    if owner != subject:
+        good.append(json.dumps({"subject": subject}).encode())
     whole = b"\n".join(good) + b"\n"
-    if whole != raw:  # a kill has left a part of a line: what is appended must not stick to it
+    if whole != raw:  # also where a kill has left a part of a line: what is appended must not stick to it
         durable.write(path, whole)
     return found
 

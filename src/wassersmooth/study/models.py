@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from wassersmooth.normalized import Normalized
+from wassersmooth.normalized import Normalized, find_normalization
 from wassersmooth.study.config import Model
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.errors import StudyError
@@ -103,6 +103,11 @@ def require_fitting(config: Model, data: Dataset) -> None:
     """One image through the network, so that a mistake shows before anything is written for a run."""
     image = data.train.images[:1]
     model = build_for(config, data, seed=0)
+    if find_normalization(model.model) is not None:
+        raise StudyError(
+            f"model {config.model} has a wassersmooth.Normalized inside; expected a network of normalized images, as a study "
+            "puts the normalization of its training images around it; return the network without it"
+        )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise StudyError(f"model {config.model} has lazy layers, which cannot be stored and loaded; give them their sizes")
     model = model.to(image.device).eval()

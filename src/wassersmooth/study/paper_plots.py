@@ -171,7 +171,7 @@ def _png(draw: Callable[[Figure], None], size: tuple[float, float]) -> bytes:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as missing:
-        raise _checks.extra("matplotlib", "plots", "the plots of a publication") from missing
+        raise _checks.extra("matplotlib", "plots", "drawing a publication") from missing
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     draw(figure)

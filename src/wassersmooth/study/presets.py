@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -19,7 +20,9 @@ def names() -> list[str]:
 def with_preset(study: AnyStudy, name: str) -> AnyStudy:
     """The study with the values of a preset."""
     if name not in names():
-        raise StudyError(f"preset must be one of {', '.join(names())}; got {name!r}; a file of your own goes with --config")
+        near = difflib.get_close_matches(name, names(), 1)
+        remedy = f"perhaps you meant {near[0]}" if near else "a file of your own goes with --config"
+        raise StudyError(f"preset must be one of {', '.join(names())}; got {name!r}; {remedy}")
     return with_values(study, tomllib.loads((_folder() / f"{name}.toml").read_text()), f"preset {name}")
 
 

@@ -15,6 +15,19 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class MeasuredOn:
+    """The suite, the number of images of the clean row, and the hash of the test set they are the first of."""
+
+    suite: str
+    images: int | None
+    test_set: str
+
+    def same_images(self, other: MeasuredOn) -> bool:
+        """Whether errors compare."""
+        return (self.images, self.test_set) == (other.images, other.test_set)
+
+
+@dataclass(frozen=True)
 class Run:
     """One run folder; what could not be read is empty or None."""
 
@@ -49,6 +62,14 @@ class Run:
             if isinstance(entry, Mapping) and entry.get("name") == name:
                 return int(number(entry.get("images")) or 0) or None
         return int(number((self.evaluation or {}).get("images")) or 0) or None
+
+    @property
+    def measured_on(self) -> MeasuredOn | None:
+        """What the run was measured by and on; None where it was not."""
+        if self.evaluation is None or self.error("clean") is None:
+            return None
+        suite, test_set = (str(self.evaluation.get(key, "unknown")) for key in ("suite", "test_sha256"))
+        return MeasuredOn(suite, self.images(), test_set)
 
     @property
     def seconds(self) -> float | None:
@@ -118,7 +139,12 @@ class Study:
         return [value for i, value in enumerate(found) if value is not None and value not in found[:i]]
 
     def of_kind(self, kind: str) -> Group | None:
+        """The first group of that kind: the one that stands beside the paper's numbers, and that the text compares."""
         return next((group for group in self.groups if group.kind == kind), None)
+
+    def has_another(self, group: Group) -> bool:
+        """Whether a title is not enough: another group bears it too, with another strength."""
+        return any(other.title == group.title for other in self.groups if other is not group)
 
     @property
     def std(self) -> float | None:

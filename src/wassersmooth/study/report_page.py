@@ -10,7 +10,7 @@ from wassersmooth.study import figures_curves, figures_images, report_tables
 from wassersmooth.study.figures import Figure
 from wassersmooth.study.report_data import Study
 from wassersmooth.study.report_style import STYLE
-from wassersmooth.study.report_summary import subtitle, summary
+from wassersmooth.study.report_summary import not_alike, subtitle, summary
 from wassersmooth.study.tables import Table, unbroken
 
 # Nothing is fetched and nothing is run: a browser refuses it even if something slipped through the escaping.
@@ -75,7 +75,7 @@ def page(study: Study) -> str:
         f'<header>\n<p class="kicker">Wasserstein smoothness</p>\n<h1>{title}</h1>\n'
         f'<p class="sub">{html.escape(subtitle(study))}</p>\n'
         f'<p class="lead">{html.escape(lead)}</p>\n<p class="detail">{html.escape(detail)}</p>\n'
-        f"{_complaints(study.complaints)}</header>\n"
+        f"{_warning(not_alike(study))}{_complaints(study.complaints)}</header>\n"
         f'<nav aria-label="Sections">{links}</nav>\n<main>\n'
         + "\n".join(section.to_html() for section in sections)
         + "\n</main>\n"
@@ -100,6 +100,10 @@ def _sections(study: Study) -> tuple[list[Section], list[str]]:
         else:
             absent.append(f"{title}: left out for lack of data.")
     return sections, absent
+
+
+def _warning(line: str) -> str:
+    return f'<div class="complaints" role="note"><p>{html.escape(line)}</p></div>\n' if line else ""
 
 
 def _complaints(lines: Sequence[str]) -> str:

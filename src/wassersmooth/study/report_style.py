@@ -41,7 +41,7 @@ a { color: inherit; text-decoration: underline; text-decoration-color: var(--rul
 a:hover { text-decoration-color: currentColor; }
 :focus-visible { outline: 2px solid var(--s1); outline-offset: 3px; }
 .complaints { margin: 1.6rem 0 0; padding: .8rem 1.1rem; border-left: 3px solid var(--wrong); background: var(--wrong-wash); }
-.complaints p { margin: 0 0 .3rem; font-weight: 600; }
+.complaints p { margin: 0 0 .3rem; font-weight: 600; overflow-wrap: anywhere; }
 .complaints ul { margin: 0; padding-left: 1.1rem; font: .86rem/1.55 var(--sans); overflow-wrap: anywhere; }
 
 figure { margin: 1.6rem 0 0; min-width: 0; }

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from wassersmooth.study.report_data import Group, Study
+from wassersmooth.study.report_data import Group, MeasuredOn, Study
 from wassersmooth.study.report_estimates import Estimate
 from wassersmooth.study.report_tables import UNITS
 
 Measure = tuple[str, list[tuple[Group, Estimate]]]  # where, and what each group has there
 
 GUESSING = 80.0  # percent
+MOST_NAMES = 6  # of runs in one sentence
 
 # The attack that the text speaks of: the strongest of these that every group has.
 HEADLINE = ("autoattack_8_pixel", "pgd20_margin_8_pixel", "ifgsm20_8_pixel", "fgsm_8_pixel")
@@ -26,7 +28,7 @@ SPOKEN = {
 def summary(study: Study) -> tuple[str, str]:
     """What was done and what it shows, and the numbers behind it with what they do not show; plain text."""
     numbers, compared = _numbers_of(study)
-    lead = (_what(study), *_against_none(compared), *_comparison(compared))
+    lead = (_what(study), *_against_none(study, compared), *_comparison(study, compared))
     detail = (*numbers, _masking(study), _collapsed(study), _caveat(study))
     return " ".join(filter(None, lead)), " ".join(filter(None, detail))
 
@@ -39,6 +41,30 @@ def subtitle(study: Study) -> str:
     seeds = sorted({len(group.runs) for group in study.groups})
     parts += [f"{_span(seeds)} seed{'s' * (seeds != [1])}"] if seeds else []
     return " · ".join(filter(None, parts))
+
+
+def not_alike(study: Study) -> str:
+    """One line about runs that were measured otherwise than most: their numbers may not compare; empty where there is none."""
+    measured = {run.name: found for run in study.runs if (found := run.measured_on) is not None}
+    ways = Counter(measured.values())
+    if len(ways) < 2:
+        return ""
+    usual = max(ways, key=lambda way: (ways[way], way.images or 0))
+    odd = {name: way for name, way in measured.items() if way != usual}
+    named = [f"{name} ({_spoken(way, usual)})" for name, way in list(odd.items())[:MOST_NAMES]]
+    more = [f"{len(odd) - MOST_NAMES} more"] if len(odd) > MOST_NAMES else []
+    same_images = all(way.same_images(usual) for way in odd.values())
+    means = "rows that only one suite has are blank for the others" if same_images else "their errors do not compare"
+    count = f" --test-images {usual.images}" if any(way.suite == usual.suite for way in odd.values()) and usual.images else ""
+    return (
+        f"Not all runs were measured alike: {_listed(named + more)}; the others: {_spoken(usual)}; {means}; "
+        f"to measure all alike: wassersmooth evaluate FOLDER --suite {usual.suite}{count}"
+    )
+
+
+def _spoken(way: MeasuredOn, usual: MeasuredOn | None = None) -> str:
+    other = "other " if usual is not None and usual.images == way.images and not way.same_images(usual) else ""
+    return f"suite {way.suite}, {way.images or 'unknown'} {other}test images"
 
 
 def _what(study: Study) -> str:
@@ -56,28 +82,29 @@ def _numbers_of(study: Study) -> tuple[list[str], list[Measure]]:
     clean = _measured(study, "clean")
     if not clean:
         return (["No run has been evaluated yet."] if study.runs else []), []
-    sentences = [f"The error on clean test images is {_numbers(clean)} %."]
+    sentences = [f"The error on clean test images is {_numbers(study, clean)} %."]
     compared: list[Measure] = [("on clean images", clean)]
     named = [name for name in HEADLINE if len(_measured(study, name)) == len(clean)]
     for name in (*named[:1], "ifgsm20_8_normalized"):
         found = _measured(study, name)
         if found:
             units = UNITS["normalized" if name.endswith("normalized") else "pixel"][0].removeprefix("ε ")
-            sentences.append(f"Under {SPOKEN[name]} {units} it is {_numbers(found)} %.")
-            compared.append((f"under attack {units}", found))
-    flips = [(group, estimate) for group in study.groups if (estimate := group.flips("horizontal")) is not None]
-    if flips:
-        sentences.append(f"Along a horizontal translation the label flips {_numbers(flips, 2)} times.")
-        compared.append(("in label flips", flips))
+            sentences.append(f"Under {SPOKEN[name]} {units} it is {_numbers(study, found)} %.")
+            compared.append((f"under {SPOKEN[name]} {units}", found))
+    for axis in ("horizontal", "vertical"):
+        flips = [(group, estimate) for group in study.groups if (estimate := group.flips(axis)) is not None]
+        if flips:
+            sentences.append(f"Along a {axis} translation the label flips {_numbers(study, flips, 2)} times.")
+            compared.append((f"in {axis} label flips", flips))
     return sentences, compared
 
 
-def _against_none(measures: Sequence[Measure]) -> list[str]:
+def _against_none(study: Study, measures: Sequence[Measure]) -> list[str]:
     """Whether penalties help under attack at all; in pixel units, which everybody means by 8/255."""
     for words, found in measures:
         plain = next((estimate for group, estimate in found if group.kind == "none"), None)
-        others = [(group.title, estimate) for group, estimate in found if group.kind != "none"]
-        if words != "under attack in pixel units" or plain is None or not others:
+        others = [(_called(study, group), estimate) for group, estimate in found if group.kind != "none"]
+        if not words.endswith("pixel units") or plain is None or not others:
             continue
         better = [title for title, estimate in others if estimate.clear_of(plain) and estimate.mean < plain.mean]
         if not better:
@@ -87,26 +114,37 @@ def _against_none(measures: Sequence[Measure]) -> list[str]:
     return []
 
 
-def _comparison(measures: Sequence[Measure]) -> list[str]:
-    """Whether Wasserstein and Euclidean can be told apart: the question of the paper."""
+def _comparison(study: Study, measures: Sequence[Measure]) -> list[str]:
+    """Whether Wasserstein and Euclidean can be told apart: the paper's question. Of several strengths, the first of each."""
+    evaluated = [group for _, found in measures[:1] for group, _ in found]
+    first = {group.kind: group for group in reversed(evaluated)}
+    euclidean, wasserstein = first.get("euclidean"), first.get("wasserstein")
+    if euclidean is None or wasserstein is None:
+        return []
     verdicts: dict[str, list[str]] = {"better": [], "worse": [], "": []}
+    pairs: list[tuple[Group, Estimate]] = []
     for words, found in measures:
-        by_kind = {group.kind: estimate for group, estimate in reversed(found)}
-        if "euclidean" in by_kind and "wasserstein" in by_kind:
-            straight, moved = by_kind["euclidean"], by_kind["wasserstein"]
+        pair = [(group, estimate) for group, estimate in found if group is euclidean or group is wasserstein]
+        if len(pair) == 2:
+            straight, moved = pair[0][1], pair[1][1]  # groups come in the paper's order
             kind = ("better" if moved.mean < straight.mean else "worse") if moved.clear_of(straight) else ""
             verdicts[kind].append(words)
-    if not any(verdicts.values()):
+            pairs += pair
+    if not pairs:
         return []
-    beyond = _beyond([entry for _, found in measures for entry in found])
+    beyond = _beyond(pairs)
+    one, other = (f" ({g.detail})" if study.has_another(g) else "" for g in (wasserstein, euclidean))
     sentences = [
-        f"The Wasserstein penalty is {kind} than the Euclidean one {beyond} {_listed(where)}."
+        f"The Wasserstein penalty{one} is {kind} than the Euclidean one{other} {beyond} {_listed(where)}."
         for kind, where in verdicts.items()
         if kind and where
     ]
-    if not sentences:
-        return [f"Nothing measured here tells the Wasserstein penalty from the Euclidean one {beyond}."]
-    return sentences + ([f"The two cannot be told apart {_listed(verdicts[''])}."] if verdicts[""] else [])
+    if verdicts[""] and not sentences:
+        apart = f"cannot be told from the Euclidean one{other} {beyond}, be it"
+        sentences = [f"The Wasserstein penalty{one} {apart} {_listed(verdicts[''], 'or')}."]
+    elif verdicts[""]:
+        sentences.append(f"The two cannot be told apart {_listed(verdicts[''])}.")
+    return sentences + (["Other strengths of a penalty are in the tables, and not compared here."] if one or other else [])
 
 
 def _beyond(found: Sequence[tuple[Group, Estimate]]) -> str:
@@ -153,14 +191,18 @@ def _measured(study: Study, name: str) -> list[tuple[Group, Estimate]]:
     return [(group, estimate) for group in study.groups if (estimate := group.error(name)) is not None]
 
 
-def _numbers(found: Sequence[tuple[Group, Estimate]], digits: int = 1) -> str:
-    return _listed(
-        [f"{estimate.mean:.{digits}f} ({group.title if group.kind != 'none' else 'none'})" for group, estimate in found]
-    )
+def _numbers(study: Study, found: Sequence[tuple[Group, Estimate]], digits: int = 1) -> str:
+    return _listed([f"{estimate.mean:.{digits}f} ({_called(study, group)})" for group, estimate in found])
 
 
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+def _called(study: Study, group: Group) -> str:
+    """A group in a sentence: by its title, and by its strength where another one bears that title too."""
+    title = "none" if group.kind == "none" else group.title
+    return f"{title}, {group.detail}" if study.has_another(group) and group.detail else title
+
+
+def _listed(words: Sequence[str], last: str = "and") -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}" if words else ""
 
 
 def _span(numbers: Sequence[int]) -> str:

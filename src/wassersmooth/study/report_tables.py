@@ -82,8 +82,8 @@ def errors_table(study: Study) -> Table | None:
         return None
     ratio = f" Here 8/255 after normalization is about {8 * study.std:.1f}/255 in pixels." if study.std else ""
     caption = (
-        "Error on test images in percent; lower is better. The paper does not state the units of ε, so its numbers stand "
-        f"beside both.{ratio} {INTERVALS}{_not_the_papers(study)}"
+        f"Error on {_count(study)}test images in percent; lower is better. The paper does not state the units of ε, so its "
+        f"numbers stand beside both.{ratio} {INTERVALS}{_not_the_papers(study)}"
     )
     return Table(
         "table-1", "Table 1. Clean and adversarial error.", "Test data", _columns(study), tuple(rows), caption, _series(study)
@@ -217,7 +217,7 @@ def provenance_table(study: Study) -> Table | None:
         versions = record.get("versions")
         packages = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, Mapping) else _plain(versions)
         device, threads = _plain(record.get("device")), record.get("threads")
-        machine = f"{device}, {_plain(threads)} threads" if threads is not None else device
+        machine = f"{device}, {_plain(threads)} thread{'s' * (threads != 1)}" if threads is not None else device
         command = record.get("command")
         words = " ".join(map(str, command)) if isinstance(command, list) else _plain(command)
         rows.append(
@@ -259,6 +259,12 @@ def _not_the_papers(study: Study) -> str:
         return ""
     here = f"{', '.join(map(str, dataset))} (model: {', '.join(map(str, model))})"
     return f" The paper's numbers are for CIFAR-10 with ResNet-20, this study's for {here}: compare orders, not values."
+
+
+def _count(study: Study) -> str:
+    """How many images the clean error was measured on; several numbers where the runs do not agree."""
+    counts = sorted({count for run in study.runs if run.error("clean") is not None and (count := run.images())})
+    return f"{' or '.join(map(str, counts))} " if counts else ""
 
 
 def _reach(study: Study) -> int | None:

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+USUAL_WIDTH = 80  # of a terminal that a file is looked at in
 PLAIN_LINES = 5  # of progress for each task, where there is no terminal
 
 
@@ -25,17 +26,21 @@ class Screen:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """The first column is text, the others are numbers."""
-        if not self.console.is_terminal:
+        """The first column is text, the others are numbers; a heading may have several lines.
+
+        Nothing is ever cut: where a terminal is too narrow for a frame, the columns stand without one.
+        """
+        heads = [column.split("\n") for column in columns]
+        widths = [max(map(len, [*head, *(row[k] for row in rows)])) for k, head in enumerate(heads)]
+        if not self.console.is_terminal or sum(widths) + 3 * len(widths) + 1 > self.console.width:
             self.line(title)
-            widths = [max(len(row[k]) for row in [columns, *rows]) for k in range(len(columns))]
-            for row in [columns, *rows]:
-                cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-                self.line("  ".join(["  " + row[0].ljust(widths[0]), *cells]))
+            width = self.console.width if self.console.is_terminal else None  # a file has none
+            for line in _aligned(heads, rows, widths, width):
+                self.line(line)
             return
         table = Table(title=title, title_justify="left")
         for number, column in enumerate(columns):
-            table.add_column(column, justify="right" if number else "left")
+            table.add_column(Text(column), justify="right" if number else "left", vertical="bottom")
         for row in rows:
             table.add_row(*map(Text, row))
         self.console.print(table)
@@ -77,3 +82,24 @@ class ScreenTask:
             self.screen.progress.update(self.bar, completed=done, total=self.total, note=note)
         elif done == self.total or done % max(1, self.total // PLAIN_LINES) == 0:
             self.screen.line(f"{self.name}  {done}/{self.total}  {note}")
+
+
+def _aligned(
+    heads: Sequence[Sequence[str]], rows: Sequence[Sequence[str]], widths: Sequence[int], width: int | None
+) -> Iterator[str]:
+    """Lines of a table without a frame. A name that leaves no room for its numbers has a line of its own."""
+    most = max(map(len, heads))
+    lines = [[head[i - most] if i + len(head) >= most else "" for head in heads] for i in range(most)]
+    double, limit = 2 * len(widths) + sum(widths), width or USUAL_WIDTH
+    helps = width is not None or double - len(widths) + 1 <= limit  # a file that is wider all the same stays as airy
+    between = " " if double > limit and helps else "  "
+    numbers = sum(widths[1:]) + len(between) * len(widths[1:])
+    first = widths[0] if width is None else max(0, min(widths[0], width - numbers - 2))
+    for line in [*lines, *rows]:
+        name, *cells = line
+        if len(name) > first:
+            yield f"  {name}"
+            name = ""
+        yield between.join(
+            [f"  {name.ljust(first)}", *(cell.rjust(size) for cell, size in zip(cells, widths[1:], strict=True))]
+        ).rstrip()

@@ -125,8 +125,14 @@ def _conclude(
         ["point", "clean", "robust", ""],
         [[str(m.point), f"{m.clean:.2f}", f"{m.robust:.2f}", ", ".join(marks.get(m, []))] for m in [unregularized, *found]],
     )
-    screen.line(f"heat map: {heatmap.draw(found, best, folder / 'heatmap.png')}")
+    screen.line(f"heat map: {heatmap.draw(found, best, folder / f'heatmap-{kind}.png')}")
     screen.line(f"chosen: --regularizers {best.point}")
+    if best.clean >= unregularized.clean and best.robust >= unregularized.robust:
+        errors = " against ".join(f"{m.clean:.2f} and {m.robust:.2f} %" for m in (best, unregularized))
+        screen.line(
+            f"beware: the chosen point is no better than the unregularized network, neither in clean nor in robust error "
+            f"({errors}); try other --etas, or train longer"
+        )
     for rule, one in selected.items():
         none = f"no point is within {TOLERANCE:g} point of the unregularized network; add smaller --etas"
         screen.line(f"{rule}: {none if one is None else f'--regularizers {one.point}'}")

@@ -30,7 +30,7 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
     state.resume(run)
     step = state.make_step()
     if recipe.eta_ramp > recipe.epochs and run.config.regularizer.eta:
-        share = f"{recipe.epochs} of {recipe.eta_ramp}"
+        share = f"{recipe.epochs}/{recipe.eta_ramp}"
         screen.line(f"{run.config.name}: eta ends at {share} of its strength; shorten --eta-ramp, or train longer")
     task = screen.task(run.config.name, recipe.epochs, state.epoch)
     while state.epoch < recipe.epochs and not state.out_of_patience:
@@ -49,6 +49,11 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
         _require_finite(torch.stack(totals), state, run)
         loss_mean, penalty_mean = (world.mean(torch.stack(totals).sum(0)) / seen).tolist()
         train_error, validation_error = (None if one is None else float(one) for one in errors)
+        if any(one is not None and math.isnan(one) for one in (train_error, validation_error)):
+            # The last step shows in no loss: what it left must be saved neither as a good checkpoint nor as the result.
+            raise _diverged(
+                f"the network's scores are not finite after step {state.steps} (epoch {state.epoch + 1})", state, run
+            )
         state.end_epoch(validation_error)
         row = {"epoch": state.epoch, "loss": loss_mean, "penalty": penalty_mean}
         row |= {"train_error": train_error, "validation_error": validation_error}
@@ -195,17 +200,24 @@ class TrainingState:
 
 @torch.no_grad()
 def error(model: nn.Module, part: Part, limit: int | None = None) -> Tensor | None:
-    """The error on the first ``limit`` images in eval mode, in percent, on their device; None where there are no images."""
+    """The error on the first ``limit`` images in eval mode, in percent, on their device; None where there are no images.
+
+    It is nan where a score is not finite: the class that argmax names then means nothing.
+    """
     if not len(part):
         return None
     was_training = model.training
     model.eval()
     images, labels = part.images[:limit], part.labels[:limit]
     size = EVALUATION_BATCH.get(images.device.type, 500)
-    pairs = zip(torch.split(images, size), torch.split(labels, size), strict=True)
-    wrong = torch.stack([(model(x).argmax(1) != y).sum() for x, y in pairs]).sum()
+    wrong, good = [], []
+    for x, y in zip(torch.split(images, size), torch.split(labels, size), strict=True):
+        scores = model(x)
+        wrong.append((scores.argmax(1) != y).sum())
+        good.append(scores.isfinite().all())
     model.train(was_training)
-    return 100 * wrong.double() / len(labels)
+    share = 100 * torch.stack(wrong).sum().double() / len(labels)
+    return torch.where(torch.stack(good).all(), share, torch.nan)
 
 
 def _guarded(
@@ -232,13 +244,17 @@ def _require_finite(latest: Tensor, state: TrainingState, run: Run) -> None:
         return
     first = int(good.int().argmin())
     step = state.steps - len(latest) + first + 1
+    raise _diverged(f"the loss is {latest[first].sum().item()} at step {step} (epoch {state.epoch + 1})", state, run)
+
+
+def _diverged(what: str, state: TrainingState, run: Run) -> DivergedError:
     rate = state.optimizer.param_groups[0]["lr"]
     saved = (
         f"{run.checkpoint_path} of epoch {state.saved_epoch}" if state.saved_epoch else "none: it happened before the first one"
     )
-    raise DivergedError(
-        f"{run.folder}: the loss is {latest[first].sum().item()} at step {step} (epoch {state.epoch + 1}) with learning rate "
-        f"{rate:g}; the last good checkpoint is {saved}; lower --learning-rate or eta, or let eta grow with --eta-ramp"
+    return DivergedError(
+        f"{run.folder}: {what} with learning rate {rate:g}; the last good checkpoint is {saved}; "
+        "lower --learning-rate or eta, or let eta grow with --eta-ramp"
     )
 
 
