@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.float64)
+ROUNDING = 1e-3  # above 1: one step of float16, in which images may have been stored or changed
 
 
 def values_are_visible(*tensors: Tensor) -> bool:
@@ -47,6 +50,11 @@ def choice(name: str, received: object, known: Iterable[object]) -> None:
 def positive_integer(name: str, received: object, remedy: str = "") -> None:
     if isinstance(received, bool) or not isinstance(received, int) or received < 1:
         raise ValueError(f"{name} must be an integer of at least 1; got {received!r}{_because(remedy)}")
+
+
+def plain_number(received: Any) -> Any:
+    """A number of NumPy's, or of another kind, as the float that torch, a repr and the compiler know; all else as it is."""
+    return float(received) if isinstance(received, Real) and type(received).__module__ != "builtins" else received
 
 
 def non_negative_number(name: str, received: object, remedy: str = "") -> None:
@@ -91,18 +99,28 @@ def finite(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} must be finite; got {_first_not_finite(tensor)}")
 
 
-def masses(name: str, images: Tensor) -> None:
-    """Images as masses on pixels: finite and never negative. Refused rather than clamped."""
+def masses(name: str, images: Tensor, most: float = float("inf")) -> None:
+    """Images as masses on pixels: finite, never negative, and not above ``most``. Refused rather than clamped."""
     if not values_are_visible(images):
         return
     low, high = torch.aminmax(images.detach())
-    if bool((low >= 0) & (high < float("inf"))):
+    if bool((low >= 0) & (high < float("inf")) & (high <= most)):  # one look, and so one synchronization
         return
     finite(name, images)
+    if low < 0:
+        raise ValueError(
+            f"{name} must be non-negative masses; got a minimum of {low.item():.4g}; "
+            "hand over images in [0, 1] and put the normalization inside the model (wassersmooth.Normalized)"
+        )
     raise ValueError(
-        f"{name} must be non-negative masses; got a minimum of {low.item():.4g}; "
-        "hand over images in [0, 1] and put the normalization inside the model (wassersmooth.Normalized)"
+        f"{name} must be in [0, 1]; got a maximum of {high.item():.6g}; "
+        "divide 8-bit images by 255, and put the normalization inside the model (wassersmooth.Normalized)"
     )
+
+
+def pixels(name: str, images: Tensor, slack: float = 0.0) -> None:
+    """Images whose values are in [0, 1], or above by no more than ``slack``: the box that attacks in pixel units stay in."""
+    masses(name, images, 1 + slack)
 
 
 def weights(received: Tensor, relations: int) -> None:
@@ -140,16 +158,6 @@ def _plain(value: object) -> object:
 def _first_not_finite(tensor: Tensor) -> str:
     bad = ~torch.isfinite(tensor)
     return f"{tensor[bad].flatten()[0].item()} ({int(bad.sum())} of {tensor.numel()} values)"
-
-
-def pixels(name: str, images: Tensor) -> None:
-    """Images whose values are in [0, 1]: the box that every attack in pixel units stays in."""
-    masses(name, images)
-    if values_are_visible(images) and float(images.detach().max()) > 1:
-        raise ValueError(
-            f"{name} must be in [0, 1]; got a maximum of {float(images.detach().max()):.6g}; "
-            "divide 8-bit images by 255, and put the normalization inside the model (wassersmooth.Normalized)"
-        )
 
 
 def class_labels(received: object, images: Tensor) -> None:
@@ -200,7 +208,7 @@ def labels(received: object, images: Tensor) -> None:
         raise ValueError(f"labels must be where the images are, on {images.device}; got {received.device}; use .to()")
 
 
-def labels_for_outputs(received: Tensor, outputs: Tensor) -> None:
+def labels_for_outputs(received: Tensor, outputs: Tensor, softmax: bool = False) -> None:
     """Labels that fit outputs of shape (B, k): indices below k, or targets of the same shape."""
     if outputs.dim() != 2:
         raise ValueError(
@@ -208,6 +216,11 @@ def labels_for_outputs(received: Tensor, outputs: Tensor) -> None:
             "flatten them, or pass a loss of your own"
         )
     classes = outputs.shape[1]
+    if softmax and classes < 2:
+        raise ValueError(
+            f"cross_entropy needs at least 2 outputs, since the softmax of a single one is always 1; got {classes}; "
+            "use loss='binary_cross_entropy' with float targets of shape (B, 1)"
+        )
     if received.is_floating_point():
         if received.shape != outputs.shape:
             raise ValueError(f"targets must have the shape of the outputs, {tuple(outputs.shape)}; got {tuple(received.shape)}")

@@ -28,6 +28,21 @@ def places(model: nn.Module) -> dict[str, str]:
     return found
 
 
+class HeldBuffers:
+    """Which tensor each module holds as which buffer. A pass may change them in place, or put others in their place.
+
+    A module that gains a buffer in a pass keeps it: a cache that it knows of by other means may not vanish.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.found = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+
+    def put_back(self) -> None:
+        """The same tensors at the same places; what is in them is not touched."""
+        for buffers, found in self.found:
+            buffers.update(found)
+
+
 class RandomState:
     """The state of the generators that a pass over these images draws from."""
 
@@ -52,6 +67,7 @@ def untouched(model: nn.Module, device: torch.device, frozen: bool = True) -> It
         frozen: parameters do not require grad inside, which makes input gradients cheaper.
     """
     random_state = RandomState(device)
+    held = HeldBuffers(model)
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     modes = [(module, module.training) for module in model.modules()]
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
@@ -63,6 +79,7 @@ def untouched(model: nn.Module, device: torch.device, frozen: bool = True) -> It
         yield
     finally:
         random_state.restore()
+        held.put_back()
         with torch.no_grad():
             for buffer, saved in buffers:
                 buffer.copy_(saved)

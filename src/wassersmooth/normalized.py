@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from wassersmooth import _checks
 
@@ -13,11 +14,11 @@ from wassersmooth import _checks
 class Normalized(nn.Module):
     """``model((images - mean) / std)``, channel by channel.
 
-    Its forward pass checks nothing: noise, and attacks in normalized units, may leave [0, 1].
+    Its forward pass looks at no values: noise, and attacks in normalized units, may leave [0, 1].
 
     Arguments:
         model: the classifier that expects normalized images.
-        mean, std: one number per channel, in pixel units (0 to 1).
+        mean, std: one number per channel, in pixel units (0 to 1); a single one is for all channels.
     """
 
     mean: Tensor
@@ -36,6 +37,7 @@ class Normalized(nn.Module):
         self.register_buffer("std", torch.tensor(stds).reshape(-1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
+        _check_channels(images, len(self.mean))  # or one channel would be broadcast to three
         outputs: Tensor = self.model((images - self.mean.to(images.dtype)) / self.std.to(images.dtype))
         return outputs
 
@@ -48,8 +50,18 @@ def find_normalization(model: nn.Module) -> Normalized | None:
     return next((module for module in model.modules() if isinstance(module, Normalized)), None)
 
 
+@fx.wrap  # symbolic tracing writes the call down, since it cannot follow a decision by a shape
+def _check_channels(images: Tensor, numbers: int) -> None:
+    if images.dim() < 3 or numbers not in (1, images.shape[-3]):
+        raise ValueError(
+            f"images must have shape (B, {numbers if numbers > 1 else 'C'}, H, W) for {numbers} mean(s) and std(s); "
+            f"got {tuple(images.shape)}; give Normalized one number per channel, or other images"
+        )
+
+
 def _per_channel(name: str, value: Sequence[float] | float) -> list[float]:
-    numbers = [float(value)] if isinstance(value, int | float) else [float(number) for number in value]
+    single = isinstance(value, Real) or getattr(value, "ndim", None) == 0  # of Python, NumPy or torch
+    numbers = [float(value)] if single else [float(number) for number in value]  # type: ignore[arg-type, union-attr]
     if not numbers or not all(abs(number) < float("inf") for number in numbers):
         raise ValueError(f"{name} must be one finite number per channel; got {value!r}")
     return numbers

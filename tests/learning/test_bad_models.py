@@ -49,6 +49,27 @@ def test_outputs_for_another_number_of_images(objective) -> None:
         objective(Returning(lambda z: z[:1]), *batch())
 
 
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
+@pytest.mark.parametrize(
+    "labels", [torch.tensor([0, 1, 1, 0]), torch.zeros(4).long(), torch.ones(4, 1)], ids=["two classes", "one class", "targets"]
+)
+def test_one_output_has_no_softmax(objective, labels) -> None:
+    """Its loss, its penalty and all gradients would be zero, and nothing would be learned."""
+    with pytest.raises(ValueError, match=r"at least 2 outputs.*got 1; use loss='binary_cross_entropy'.*\(B, 1\)"):
+        objective(Returning(lambda z: z[:, :1]), batch()[0], labels)
+
+
+def test_one_output_by_the_fast_way_and_by_its_remedy() -> None:
+    model, images, targets = Returning(lambda z: z[:, :1]), batch()[0], torch.tensor([[0.0], [1.0], [1.0], [0.0]])
+    with pytest.raises(ValueError, match="at least 2 outputs"):
+        ws.FastGradients(OBJECTIVES[1], model, compile=False)(images, targets)
+    for objective in (ws.GradientPenalty(METRIC, 0.3, loss="binary_cross_entropy"), ws.Tikhonov(METRIC, 0.3, "square")):
+        terms = objective(model, images, targets)
+        terms.total.backward()
+        assert terms.loss > 0
+        assert model.network[1].weight.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("objective", PENALTIES, ids=repr)
 def test_outputs_without_a_way_back_to_the_images(objective) -> None:
     with pytest.raises(ValueError, match="detach"):

@@ -187,6 +187,8 @@ def test_what_cannot_be_followed_is_refused():
     images, labels = batch()
     with pytest.raises(RuntimeError, match="replaces its buffers, where it should change them in place"):
         traced(Plain(), Replacing().double())(images, labels)
+    with pytest.raises(RuntimeError, match="replaces its buffers"):  # also where random draws leave nothing to compare
+        traced(Plain(), nn.Sequential(nn.Dropout(0.5), Replacing()).double())(images, labels)
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, CLASSES)).double()
     with pytest.raises(RuntimeError, match="draws random numbers, which several probes would have to share: probes=1"):
         traced(Tikhonov(METRIC, 0.1, probes=2), model)(images, labels)

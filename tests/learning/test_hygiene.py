@@ -1,18 +1,38 @@
 """Objectives leave nothing behind: random state, buffers, modes, flags, gradients and memory."""
 
 import contextlib
+import copy
 import gc
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from tests.learning.test_objectives import EVERY, METRIC, random_attack, sign_attack
 from tests.learning.zoo import VisionTransformer, batch, make, smooth_net
-from wassersmooth import Euclidean, PixelGraph, Wasserstein
+from wassersmooth import Euclidean, PixelGraph, Wasserstein, transport
+from wassersmooth.learning.engines import FiniteDifference
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
+from wassersmooth.learning.tikhonov import Tikhonov
 
 every = pytest.mark.parametrize("objective", EVERY.values(), ids=EVERY.keys())
+
+
+class Centered(nn.Module):
+    """Puts new tensors in the place of its buffers; one of them is first made in a pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("late", None)
+
+    def forward(self, x):
+        level = x.detach().mean().reshape(1)
+        self.mean = 0.9 * self.mean + 0.1 * level
+        self.late = level if self.late is None else 0.9 * self.late + 0.1 * level
+        return x - self.mean - self.late
 
 
 def moody_net(device):
@@ -20,7 +40,7 @@ def moody_net(device):
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.Softplus(), nn.Dropout(0.3), nn.Flatten()
     spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 3))
-    return nn.Sequential(*layers, spectral).double().to(device)
+    return nn.Sequential(*layers, Centered(), spectral).double().to(device)
 
 
 def state(model, device):
@@ -30,6 +50,19 @@ def state(model, device):
 
 def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@every
+def test_the_first_pass_of_a_model_counts_once(objective, device):
+    """A buffer that is made in it would otherwise move a second time in the passes that follow."""
+    if isinstance(objective, AdversarialTraining | NoisyInputs):
+        return  # their plain pass is at other images
+    model, twin, (images, labels) = moody_net(device), moody_net(device), batch(device=device)
+    torch.manual_seed(3)
+    twin(images)
+    torch.manual_seed(3)
+    objective(model, images, labels, torch.Generator(device).manual_seed(1))
+    assert same([b.clone() for b in model.buffers()], [b.clone() for b in twin.buffers()])
 
 
 def put_back(model, saved):
@@ -45,9 +78,8 @@ def test_one_call_moves_state_as_one_plain_pass(objective, training, device):
     objective(model, images, labels, torch.Generator(device).manual_seed(0))  # whatever happens once
     points = images
     if isinstance(objective, AdversarialTraining):  # the plain pass is the one at the attacked images
-        points = sign_attack(model.eval(), images, labels)
+        points = sign_attack(copy.deepcopy(model).eval(), images, labels)
         objective = AdversarialTraining(lambda *args, generator: sign_attack(args[0].eval(), *args[1:]))
-        model.train(training)
     if isinstance(objective, NoisyInputs):
         points = images + objective.eta * METRIC.cometric(images).sample(torch.Generator(device).manual_seed(1))
     buffers = [buffer.clone() for buffer in model.buffers()]
@@ -212,6 +244,22 @@ def test_a_loss_that_is_not_a_number_is_refused(objective):
         model[0].weight.mul_(float("nan"))
     with pytest.raises(ValueError, match=r"finite|NaN"):
         objective(model, images, labels)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, Fraction])
+def test_numbers_of_other_kinds_are_floats(kind):
+    eta = kind(1)
+    made = [GradientPenalty(METRIC, eta), NoisyInputs(METRIC, eta), Tikhonov(METRIC, eta), Wasserstein(METRIC.graph, mass=eta)]
+    made = [*(getattr(one, "eta", None) or one.mass for one in made), FiniteDifference(eta).step]
+    assert [type(number) for number in made] == 5 * [float]
+    assert GradientPenalty(METRIC, eta) == GradientPenalty(METRIC, 1.0)
+    black, white = torch.zeros(1, 1, 8, 8), torch.ones(1, 1, 8, 8)
+    assert torch.equal(transport.interpolate(black, white, eta, "l2"), transport.interpolate(black, white, 1.0, "l2"))
+    with pytest.raises(ValueError, match="eta must be a finite number"):
+        GradientPenalty(METRIC, kind(-1))
+    for wrong in (np.float32("nan"), np.bool_(True), True, "1"):
+        with pytest.raises(ValueError, match="eta must be a finite number"):
+            GradientPenalty(METRIC, wrong)
 
 
 def test_bad_settings_are_refused():

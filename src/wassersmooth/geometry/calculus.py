@@ -61,7 +61,19 @@ def laplacian(
     _checks.choice("kind", kind, KINDS)
     if probes is not None:
         _checks.positive_integer("probes", probes, "None is exact")
-    cometric = _cometric(metric, x)
+    return laplacian_at(_cometric(metric, x), f, x, metric, kind, probes, generator)
+
+
+def laplacian_at(
+    cometric: Cometric,
+    f: Function,
+    x: Tensor,
+    metric: Metric,
+    kind: str,
+    probes: int | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """:func:`laplacian` for those who have checked everything and have L(x): a look at x waits for the device. # shape: (B,)"""
     point, differential = _differential(f, x)
     if probes is None:
         trace = _exact_trace(cometric, differential, point)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from wassersmooth import _checks
-from wassersmooth.geometry.neighbor_sum import Box, Direct, NeighborSum, Offsets, Separable, relation_sum
+from wassersmooth.geometry.neighbor_sum import Box, Direct, Disk, NeighborSum, Offsets, Separable, relation_sum
 
 WeightFunction = Callable[[int, int], float]
 
@@ -139,6 +139,8 @@ class PixelGraph:
         reach = (min(self.radius, self.height - 1), min(self.radius, self.width - 1))
         if self.neighborhood == "square" and self.weight_name == "constant":
             return Box(*reach)
+        if self.neighborhood == "disk" and self.weight_name == "constant":
+            return Disk(tuple(min(reach[1], math.isqrt(self.radius**2 - dy**2)) for dy in range(reach[0] + 1)), reach[1])
         if self.neighborhood == "square" and self.weight_name == "gaussian":
             return Separable(*(tuple(_gaussian(self.radius)(0, k) for k in range(r + 1)) for r in reach))
         return Direct(self.offsets, self.weights, *reach)

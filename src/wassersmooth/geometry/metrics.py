@@ -31,6 +31,10 @@ class Metric(ABC):
     def check(self, x: Tensor) -> None:
         """Raises ValueError where the metric is not defined at x."""
 
+    def check_images(self, x: Tensor) -> None:
+        """:meth:`check` of images that are handed to an objective: complains also where they are of another scale than eta."""
+        self.check(x)
+
     @abstractmethod
     def evaluate(self, x: Tensor) -> Cometric:
         """L(x) without a look at the values of x."""
@@ -100,13 +104,18 @@ class Wasserstein(Metric):
         if not isinstance(graph, PixelGraph):
             raise ValueError(f"graph must be a PixelGraph; got {type(graph).__name__}; build one with PixelGraph.grid(...)")
         _checks.choice("scale", scale, SCALES)
-        _checks.non_negative_number("mass", mass)
+        _checks.non_negative_number("mass", mass := _checks.plain_number(mass))
         _checks.choice("uniform", uniform, (False, True))
         self.graph, self.scale, self.mass, self.uniform = graph, scale, float(mass), uniform
 
     def check(self, x: Tensor) -> None:
         _checks.batch("images", x, self.graph.height, self.graph.width)
         _checks.masses("images", x)
+
+    def check_images(self, x: Tensor) -> None:
+        """L(x) is defined for masses of any size and grows with them: with pixels up to 255 eta would mean another thing."""
+        _checks.batch("images", x, self.graph.height, self.graph.width)
+        _checks.pixels("images", x, _checks.ROUNDING)
 
     def evaluate(self, x: Tensor) -> WeightedLaplacian:
         return WeightedLaplacian(self.graph, x, self._density(x), self.mass)

@@ -65,6 +65,37 @@ class Box(NeighborSum):
         return _window_sum(field, -1, 2 * self.columns + 1)
 
 
+class Disk(NeighborSum):
+    """Constant weights in a disk: rows of neighbors side by side, each summed by doubling; rows of one width share the sum.
+
+    Arguments:
+        half_widths: how far the rows of the disk reach to either side, from the middle row outwards.
+        columns: the width of the border, at least the largest of them.
+    """
+
+    center = 1.0
+    whole_weights = True
+
+    def __init__(self, half_widths: tuple[int, ...], columns: int) -> None:
+        super().__init__(len(half_widths) - 1, columns)
+        self.half_widths = half_widths
+
+    def along_rows(self, field: Tensor) -> Tensor:
+        return field  # a disk is no product: all is done in one go
+
+    def along_columns(self, field: Tensor) -> Tensor:
+        height, total = field.shape[-2] - 2 * self.rows, None
+        for half in sorted(set(self.half_widths)):
+            unused = self.columns - half
+            row = _window_sum(field.narrow(-1, unused, field.shape[-1] - 2 * unused), -1, 2 * half + 1)
+            for dy in (dy for dy, own in enumerate(self.half_widths) if own == half):
+                for shift in {dy, -dy}:
+                    shifted = row.narrow(-2, self.rows + shift, height)
+                    total = shifted if total is None else total + shifted
+        assert total is not None  # there is a middle row
+        return total
+
+
 class Separable(NeighborSum):
     """Weights that are a product of one-dimensional ones, given from the center (1) outwards."""
 

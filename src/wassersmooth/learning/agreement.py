@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from wassersmooth.learning import engines
 from wassersmooth.learning.engines import DoubleBackward, Engine, ForwardMode
 from wassersmooth.learning.parallel import unwrapped
 from wassersmooth.model_state import untouched
@@ -33,9 +34,9 @@ def gap(objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Te
         images, labels: a batch; a few images are enough.
         reference: the engine that is believed.
     """
+    objective.examine(model, images, labels)
     received = parameter_gradients(objective, model, images, labels)
-    exact = parameter_gradients(dataclasses.replace(objective, engine=reference or DoubleBackward()), model, images, labels)
-    return gap_between(received, exact)
+    return gap_between(received, parameter_gradients(objective, model, images, labels, reference or DoubleBackward()))
 
 
 def gap_between(received: dict[str, Tensor], exact: dict[str, Tensor]) -> Gap:
@@ -49,15 +50,25 @@ def gap_between(received: dict[str, Tensor], exact: dict[str, Tensor]) -> Gap:
     return Gap(_ratio(float((a - b).norm()), float(b.norm())), cosine, worst, errors.get(worst, 0.0))
 
 
-def parameter_gradients(objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """The gradient of the penalty, for eta = 1, in each parameter that requires one, in float64 and full precision."""
+def parameter_gradients(
+    objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Tensor, engine: str | Engine | None = None
+) -> dict[str, Tensor]:
+    """The gradient of the penalty, for eta = 1, in each parameter that requires one, in float64 and full precision.
+
+    The images were examined, or come from an attack, which may leave [0, 1].
+
+    Arguments:
+        engine: in place of the objective's.
+    """
     inner = unwrapped(model)
     parameters = {name: parameter for name, parameter in inner.named_parameters() if parameter.requires_grad}
-    engine = ForwardMode(verify=False) if _is_forward_mode(objective.engine) else objective.engine
-    alike = dataclasses.replace(objective, eta=1.0, engine=engine)
+    engine = objective.engine if engine is None else engine
+    alike = dataclasses.replace(objective, eta=1.0, engine=ForwardMode(verify=False) if _is_forward_mode(engine) else engine)
     generator = torch.Generator(device=images.device).manual_seed(0)  # the same projections for every engine
-    with untouched(inner, images.device, frozen=False), torch.autocast(images.device.type, enabled=False):
-        penalty = alike(inner, images, labels, generator).penalty
+    plain = torch.autocast(images.device.type, enabled=False)
+    with untouched(inner, images.device, frozen=False), plain, torch.enable_grad():
+        engines.resolve(alike.engine).check(inner)
+        _, penalty = alike.loss_and_penalty(inner, images, labels, generator)
         gradients = torch.autograd.grad(penalty, list(parameters.values()), allow_unused=True, materialize_grads=True)
     return {name: g.detach().double() for name, g in zip(parameters, gradients, strict=True)}
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wassersmooth import _checks
 from wassersmooth.geometry.metrics import Euclidean
 from wassersmooth.learning import agreement, engines, second_order
-from wassersmooth.learning.dual_norm import PenaltyMetric
+from wassersmooth.learning.dual_norm import PenaltyMetric, check_handed
 from wassersmooth.learning.engines import DoubleBackward, Engine, FiniteDifference, ForwardMode
 from wassersmooth.learning.losses import Loss
 from wassersmooth.learning.objectives import GradientPenalty, Objective, Plain
@@ -100,6 +100,7 @@ def doctor(
     try:
         with untouched(inner, images.device, frozen=False):
             Plain(loss)(inner, images, labels)
+            check_handed(penalized, images)
             penalized.cometric(images)
     except ValueError as error:
         return Diagnosis((*findings, Finding(PROBLEM, "inputs", str(error))), None)

@@ -35,6 +35,18 @@ def evaluated(metric: PenaltyMetric, x: Tensor) -> CovectorNorm:
     return norm
 
 
+def check_handed(metric: PenaltyMetric, images: Tensor) -> None:
+    """Complains about images that an objective is handed. The user's own metrics look at them in ``cometric`` instead."""
+    if hasattr(metric, "check_images"):
+        metric.check_images(images)
+
+
+def check_reached(metric: PenaltyMetric, images: Tensor) -> None:
+    """Complains about images that an attack has made: they may be above 1, but must be where the metric is defined."""
+    if hasattr(metric, "check"):
+        metric.check(images)
+
+
 @dataclass(frozen=True)
 class DualNorm:
     """The length of a gradient in the norm dual to L-infinity, ``(pi/2) |g|_1^2 / N`` with N = C*H*W.
@@ -52,8 +64,17 @@ class DualNorm:
         _checks.choice("norm", self.norm, ("linf",))
 
     def cometric(self, x: Tensor) -> SquaredL1:
+        self.check(x)
+        return SquaredL1()
+
+    def check(self, x: Tensor) -> None:
         _checks.batch("images", x)
         _checks.finite("images", x)
+
+    def check_images(self, x: Tensor) -> None:
+        self.check(x)
+
+    def evaluate(self, x: Tensor) -> SquaredL1:
         return SquaredL1()
 
 

@@ -113,6 +113,7 @@ class FiniteDifference(Engine):
     def __post_init__(self) -> None:
         _checks.choice("central", self.central, (False, True))
         if self.step is not None:
+            object.__setattr__(self, "step", _checks.plain_number(self.step))
             _checks.non_negative_number("step", self.step)
             if self.step == 0:
                 raise ValueError("step must be positive; got 0; None chooses one by the precision")

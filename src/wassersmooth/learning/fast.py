@@ -26,7 +26,15 @@ from wassersmooth.learning.replayed import Replayed
 from wassersmooth.learning.second_tangents import second_step_graph
 from wassersmooth.learning.tangents import Tangents
 from wassersmooth.learning.terms import Objective, Terms
-from wassersmooth.learning.traceable import directions_of, inputs_of, loss_of, penalty_of, refuse_untraceable, strength_of
+from wassersmooth.learning.traceable import (
+    check_values,
+    directions_of,
+    inputs_of,
+    loss_of,
+    penalty_of,
+    refuse_untraceable,
+    strength_of,
+)
 from wassersmooth.learning.traced import PlainStep, apart, elementary, plain_step
 from wassersmooth.model_state import untouched
 
@@ -46,6 +54,9 @@ class FastGradients:
     The first call traces, compiles and captures, which takes from seconds to a minute, and compares its gradients with those
     of the ordinary way. It settles the shape of the batch, the model's tensors and modes, autocast and the generator; a call
     with others goes the ordinary way. What the model keeps in plain Python, such as the rate of a dropout, stays as it was.
+
+    The values of images and labels are checked as in the ordinary way: on the CPU in every batch, on CUDA in the first one
+    alone, since each look would wait for the device. Later ones are trusted there: NaN or negative images go unnoticed.
 
     Arguments:
         objective: Plain, NoisyInputs, AdversarialTraining, GradientPenalty of the loss with an exact engine, or Tikhonov with
@@ -68,15 +79,18 @@ class FastGradients:
         self.buffers: list[Tensor] = []
         self.run: Callable[[Tensor, Tensor], Any] | None = None
         self.settled: object = None
+        self.outputs: torch.Size | None = None  # the shape of what the model returns
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Terms:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)"""
         if self.run is None:
-            self._check(images, labels)
+            self._check(images, labels, None)
             self.run = self._prepare(images, labels, generator)
             self.settled = self._situation(images, labels, generator)
         elif self._situation(images, labels, generator) != self.settled:
             return self._ordinary(images, labels, generator)
+        elif images.is_cpu:
+            self._check(images, labels, self.outputs)
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             loss, penalty, gradients, moved = self.run(images, labels)
             loss, penalty = loss.clone(), penalty.clone()  # a replay returns the same memory every time
@@ -101,7 +115,7 @@ class FastGradients:
                 function = self._function(plain, images, labels, eta, state, probes)
         self.trained = [parameter for name, parameter in model.named_parameters() if name in plain.gradients]
         self.untrained = [parameter for name, parameter in model.named_parameters() if name not in plain.gradients]
-        asked = FrozenModel(model)
+        self.outputs, asked = plain.outputs, FrozenModel(model)
         if self.compile and isinstance(objective, AdversarialTraining):
             asked = torch.compile(asked, dynamic=False)  # type: ignore[assignment]
         strides, metric, attacking = images.stride(), getattr(penalty_of(objective), "measure", None), _autocast_as_now(device)
@@ -157,7 +171,9 @@ class FastGradients:
                 inputs = objective.inputs(model, images, labels, drawn)
                 objective = penalty_of(objective) or Plain(objective.loss)
             model.zero_grad(set_to_none=True)
-            objective(model, inputs, labels, torch.Generator(device).manual_seed(0)).total.backward()  # type: ignore[no-untyped-call]
+            with torch.enable_grad():  # at inputs that were looked at: attacks and noise may leave [0, 1]
+                terms = objective.loss_and_penalty(model, inputs, labels, torch.Generator(device).manual_seed(0))
+                sum(terms).backward()  # type: ignore[union-attr]
             exact = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
             expected = [buffer.detach().clone() for buffer in model.buffers()]
         with torch.autocast(device.type, enabled=False), torch.no_grad():
@@ -165,9 +181,7 @@ class FastGradients:
         half = torch.is_autocast_enabled(device.type)
         near = (0.2, 1e-2) if half else (1e-2, 1e-3)  # relative and absolute
         if not all(torch.allclose(a.double(), b.double(), *near) for a, b in zip(moved, expected, strict=True)):
-            raise RuntimeError(
-                "this model replaces its buffers, where it should change them in place; use the objective itself"
-            )
+            raise RuntimeError("the buffers of this model do not move as in a plain pass; use the objective itself")
         gap = gap_between(dict(zip(names, (g.double() for g in gradients), strict=True)), exact)
         most, worst = (TOLERANCE_AUTOCAST, WORST_AUTOCAST) if half else 2 * (TOLERANCE[images.dtype],)
         if not (gap.relative <= most and gap.worst_relative <= worst):  # as it is where one of them is not a number
@@ -176,16 +190,14 @@ class FastGradients:
                 "it has a backward pass of its own; use the objective itself, objective(model, images, labels)"
             )
 
-    def _check(self, images: Tensor, labels: Tensor) -> None:
+    def _check(self, images: Tensor, labels: Tensor, outputs: torch.Size | None) -> None:
         _checks.batch("images", images)
         _checks.labels(labels, images)
         self.objective.check(self.model, images)
-        penalized: Any = penalty_of(self.objective) or self.objective
-        eta, metric = getattr(penalized, "eta", None), getattr(penalized, "metric", None)
+        check_values(self.objective, images, labels, outputs)
+        eta = getattr(penalty_of(self.objective) or self.objective, "eta", None)
         if isinstance(eta, Tensor) and eta.device != images.device:
             raise ValueError(f"eta must be on the device of the images, {images.device}; got {eta.device}; move it there")
-        if metric is not None:
-            metric.cometric(images)  # which looks at their values and their size; later batches are trusted
 
     def _situation(self, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> object:
         """All that the prepared function was made for."""

@@ -20,7 +20,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     """Softmax cross-entropy, -sum_c y_c log p_c. # shape: (B, k), labels (B,) or probabilities (B, k) -> (B,)"""
     outputs = widened(outputs)
-    _checks.labels_for_outputs(labels, outputs)
+    _checks.labels_for_outputs(labels, outputs, softmax=True)
     normalizer = log_sum_exp(outputs)
     if labels.is_floating_point():
         targets = labels.to(outputs.dtype)  # float64 targets must not turn a float32 objective into float64

@@ -16,7 +16,7 @@ from wassersmooth import _checks
 from wassersmooth.geometry.metrics import Metric
 from wassersmooth.learning import engines, losses, verification
 from wassersmooth.learning.attacked import Attack, attacked_images
-from wassersmooth.learning.dual_norm import PenaltyMetric, Unsquared
+from wassersmooth.learning.dual_norm import PenaltyMetric, Unsquared, check_handed, check_reached, evaluated
 from wassersmooth.learning.engines import DoubleBackward, Engine, ForwardMode
 from wassersmooth.learning.fields import Fields
 from wassersmooth.learning.losses import Loss
@@ -83,6 +83,7 @@ class GradientPenalty(Objective):
 
     def __post_init__(self) -> None:
         _checks.metric(self.metric)
+        object.__setattr__(self, "eta", _checks.plain_number(self.eta))
         _checks.strength("eta", self.eta)
         _checks.choice("of", self.of, OF)
         _checks.choice("power", self.power, (1, 2))
@@ -93,12 +94,13 @@ class GradientPenalty(Objective):
         _checks.strength("eta", self.eta)
         refuse_static_graph(model)
         engines.resolve(self.engine).check(model)
+        check_handed(self.metric, images)
 
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         engine = engines.resolve(self.engine)
-        cometric = self.measure.cometric(images.detach())  # checks the images before any arithmetic
+        cometric = evaluated(self.measure, images.detach())  # which were looked at: on CUDA that is waited for
         if isinstance(engine, ForwardMode) and engine.verify:
             verification.once(self, model, images, labels)
         fields = Fields(self.of, losses.resolve(self.loss), labels, generator)
@@ -188,6 +190,7 @@ class NoisyInputs(Objective):
     loss: str | Loss = "cross_entropy"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "eta", _checks.plain_number(self.eta))
         _checks.strength("eta", self.eta)
         losses.resolve(self.loss)
         if not isinstance(self.metric, Metric):
@@ -195,6 +198,7 @@ class NoisyInputs(Objective):
 
     def check(self, model: nn.Module, images: Tensor) -> None:
         _checks.strength("eta", self.eta)
+        check_handed(self.metric, images)
 
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
@@ -204,7 +208,7 @@ class NoisyInputs(Objective):
 
     def inputs(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         """Where the loss is taken. # shape: as images"""
-        xi = self.metric.cometric(images.detach()).sample(generator)
+        xi = self.metric.evaluate(images.detach()).sample(generator)
         return images + self.eta * xi
 
 
@@ -215,7 +219,8 @@ class AdversarialTraining(Objective):
     Arguments:
         attack: ``attack(model, images, labels, generator=None) -> images``; it leaves the model as it was.
         loss: as in :class:`Plain`.
-        penalty: also taken at the attacked images, which then must stay where its metric is defined; its loss is used.
+        penalty: also taken at the attacked images, which then must stay where its metric is defined (above 1 is fine, below
+            0 is not for Wasserstein); its loss is used.
     """
 
     attack: Attack
@@ -230,8 +235,9 @@ class AdversarialTraining(Objective):
             raise ValueError(f"penalty must be a GradientPenalty; got {type(self.penalty).__name__}; leave it out for none")
 
     def check(self, model: nn.Module, images: Tensor) -> None:
-        super().check(model, images)
-        if self.penalty is not None:
+        if self.penalty is None:
+            super().check(model, images)
+        else:
             self.penalty.check(model, images)
 
     def loss_and_penalty(
@@ -242,4 +248,11 @@ class AdversarialTraining(Objective):
 
     def inputs(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         """Where the loss is taken. # shape: as images"""
-        return attacked_images(self.attack, model, images.detach(), labels, generator)
+        attacked = attacked_images(self.attack, model, images.detach(), labels, generator)
+        self.check_inputs(attacked)
+        return attacked
+
+    def check_inputs(self, attacked: Tensor) -> None:
+        """Complains where there is no penalty to take."""
+        if self.penalty is not None:
+            check_reached(self.penalty.metric, attacked)

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from wassersmooth import _checks
 from wassersmooth.learning.parallel import refuse_spread_batches, unwrapped
 from wassersmooth.learning.substitution import attention_written_out
-from wassersmooth.model_state import RandomState
+from wassersmooth.model_state import HeldBuffers, RandomState
 
 
 class Passes:
@@ -36,7 +36,7 @@ class Passes:
         self.model, self.inner = model, unwrapped(model)
         self.traced = _checks.recording(images)
         self.buffers = {name: buffer.detach().clone() for name, buffer in self.inner.named_buffers()}
-        self.before = None if self.traced else RandomState(images.device)
+        self.before = None if self.traced else (RandomState(images.device), HeldBuffers(self.inner))
         self.draws: list[Tensor] = []
 
     def first(self, x: Tensor) -> Tensor:
@@ -80,24 +80,27 @@ class Passes:
         """The outputs at another point, in a context: same masks, same buffers, no side effects."""
         refuse_spread_batches(self.model)
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        with self._same_draws(), mode or nullcontext():
+        with self._same_start(), mode or nullcontext():
             outputs: Tensor = torch.func.functional_call(self.inner, buffers, (x,), tie_weights=False)
         return outputs
 
-    def _same_draws(self) -> AbstractContextManager[Any]:
+    def _same_start(self) -> AbstractContextManager[Any]:
         if self.before is not None:
-            return _rewound(self.before)
+            return _rewound(self.inner, *self.before)
         return ReplayDraws(self.draws) if self.draws else nullcontext()
 
 
 @contextmanager
-def _rewound(before: RandomState) -> Iterator[None]:
-    after = RandomState(before.device)
+def _rewound(model: nn.Module, before: RandomState, held: HeldBuffers) -> Iterator[None]:
+    """The random state and the buffers of before; those of now come back. A buffer may have been None before."""
+    after, held_now = RandomState(before.device), HeldBuffers(model)
     before.restore()
+    held.put_back()
     try:
         yield
     finally:
         after.restore()
+        held_now.put_back()
 
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)

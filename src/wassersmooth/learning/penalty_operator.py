@@ -33,7 +33,7 @@ def meaning(metric: PenaltyMetric | None) -> Iterator[None]:
 
 def _squares_and_directions(images: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """g' L(x) g and L(x) g. # shape: (B, C, H, W), both -> (B,) and (B, C, H, W)"""
-    cometric = evaluated(_meant.get(), images)  # the first batch was looked at; the others are trusted
+    cometric = evaluated(_meant.get(), images)  # which were looked at, or are trusted
     square, direction = cometric.quad(g), cometric.mv(g)
     if direction.stride() != g.stride():  # the compiler was promised the layout of g
         direction = torch.empty_like(g).copy_(direction)

@@ -29,10 +29,7 @@ class Objective(ABC):
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Terms:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)"""
-        _checks.module(model)
-        _checks.batch("images", images)
-        _checks.labels(labels, images)
-        self.check(model, images)
+        self.examine(model, images, labels)
         with torch.enable_grad():
             loss, penalty = self.loss_and_penalty(model, images, labels, generator)
             return Terms(loss, penalty, loss + penalty)
@@ -41,6 +38,13 @@ class Objective(ABC):
         names: list[str] = [field.name for field in dataclasses.fields(self)] if dataclasses.is_dataclass(self) else []
         settings = (f"{name}={_readable(getattr(self, name))}" for name in names)
         return f"{type(self).__name__}({', '.join(settings)})"
+
+    def examine(self, model: nn.Module, images: Tensor, labels: Tensor) -> None:
+        """All complaints about what the caller hands over."""
+        _checks.module(model)
+        _checks.batch("images", images)
+        _checks.labels(labels, images)
+        self.check(model, images)
 
     def check(self, model: nn.Module, images: Tensor) -> None:
         """Further complaints, before any arithmetic."""

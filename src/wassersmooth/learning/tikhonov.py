@@ -22,6 +22,7 @@ from wassersmooth.geometry.metrics import Metric
 from wassersmooth.geometry.operators import Cometric
 from wassersmooth.geometry.randomness import random_signs
 from wassersmooth.learning import engines, losses
+from wassersmooth.learning.dual_norm import check_handed
 from wassersmooth.learning.parallel import refuse_static_graph
 from wassersmooth.learning.passes import Passes
 from wassersmooth.learning.substitution import written_out
@@ -55,6 +56,7 @@ class Tikhonov(Objective):
     probes: int | None = 1
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "eta", _checks.plain_number(self.eta))
         _checks.strength("eta", self.eta)
         _checks.choice("loss", self.loss, losses.BY_NAME)
         _checks.choice("laplacian", self.laplacian, LAPLACIANS)
@@ -72,6 +74,7 @@ class Tikhonov(Objective):
                 "the exact Laplacian needs images that do not see each other; got batch-norm in training mode; "
                 "use probes=1 or more, which stay unbiased, or model.eval()"
             )
+        check_handed(self.metric, images)
 
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
@@ -95,14 +98,15 @@ class Tikhonov(Objective):
             per_image.append(losses.evaluate(losses.BY_NAME[self.loss], _thrice_differentiable(model, x), labels))
             return per_image[-1]
 
-        regularizer = calculus.laplacian(loss_of_image, images, self.metric, self.laplacian, self.probes, generator)
+        given = (images, self.metric, self.laplacian, self.probes, generator)
+        regularizer = calculus.laplacian_at(self.metric.evaluate(images), loss_of_image, *given)
         return per_image[0], regularizer
 
     def _curvature_of_the_loss(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         """sum_cd l''_cd grad f_c' L grad f_d = sum_a |grad (R_a . f)|^2 for any root R of l'' = R R'. # shape: (B,) and (B,)"""
-        cometric: Cometric = self.metric.cometric(images)
+        cometric: Cometric = self.metric.evaluate(images)
         x = images.detach().requires_grad_()
         outputs = _thrice_differentiable(model, x)
         per_image = losses.evaluate(losses.BY_NAME[self.loss], outputs, labels)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wassersmooth import _checks
 from wassersmooth.geometry.randomness import random_signs
 from wassersmooth.learning import engines
 from wassersmooth.learning.dual_norm import evaluated
@@ -78,8 +79,22 @@ def inputs_of(
         if not hasattr(attack, "perturb"):
             return objective.inputs(model, images, labels, generator)
         # The attack itself: state is taken care of, and nothing waits for the device.
-        attacked: Tensor = attack.perturb(asked, images.clone(), labels, generator)
-        return attacked.detach()
+        attacked: Tensor = attack.perturb(asked, images.clone(), labels, generator).detach()
+    if images.is_cpu:
+        objective.check_inputs(attacked)
+    return attacked
+
+
+def check_values(objective: Objective, images: Tensor, labels: Tensor, outputs: torch.Size | None) -> None:
+    """What the ordinary way looks at on its way, and the fast one does not: the box of attacks, and labels of known losses.
+
+    Arguments:
+        outputs: the shape of the model's outputs; None where it is not known yet.
+    """
+    if isinstance(objective, AdversarialTraining) and hasattr(objective.attack, "perturb"):
+        _checks.pixels("images", images)
+    if outputs is not None and isinstance(loss_of(objective), str):
+        _checks.labels_for_outputs(labels, torch.empty(outputs, device="meta"))
 
 
 def directions_of(objective: Objective, images: Tensor, generator: torch.Generator | None) -> list[tuple[Tensor, Tensor]]:

@@ -56,6 +56,7 @@ class PlainStep:
     gradient: fx.Node  # in the images
     gradients: dict[str, fx.Node]  # in the trained parameters that the loss depends on
     buffers: list[fx.Node]  # after one forward pass
+    outputs: torch.Size  # the shape of what the model returns
 
     @property
     def is_random(self) -> bool:
@@ -69,6 +70,8 @@ def plain_step(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> 
     buffer_names = [name for name, _ in model.named_buffers()]
     held, trained = places(model), [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
+    shapes: list[torch.Size] = []
+
     def step(images: Tensor, labels: Tensor, parameters: list[Tensor], buffers: list[Tensor]) -> tuple[Any, ...]:
         state = dict(zip(names, parameters, strict=True))
 
@@ -78,7 +81,9 @@ def plain_step(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> 
             everywhere = {place: everything[name] for place, name in held.items()}
             with attention_written_out():
                 outputs = torch.func.functional_call(model, everywhere, (x,), tie_weights=False)
+            _refuse_replaced(everywhere, {place: everything[name] for place, name in held.items()})
             per_image = losses.evaluate(loss, outputs, labels)
+            shapes.append(outputs.shape)
             return per_image.mean(), (per_image, moved)
 
         weights = {name: state[name] for name in trained}
@@ -92,7 +97,8 @@ def plain_step(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> 
     per_image, g, *rest = outputs
     gradients = dict(zip(trained, rest, strict=False))
     reached = {name: gradients[name] for name in _reached(model, loss, images, labels)}  # torch gives zeros to the others
-    return PlainStep(graph, graph.graph.find_nodes(op="placeholder")[0], per_image, g, reached, rest[len(trained) :])
+    placeholder = graph.graph.find_nodes(op="placeholder")[0]
+    return PlainStep(graph, placeholder, per_image, g, reached, rest[len(trained) :], shapes[-1])
 
 
 def apart(tensors: list[Tensor]) -> list[Tensor]:
@@ -102,6 +108,12 @@ def apart(tensors: list[Tensor]) -> list[Tensor]:
         shared = any(tensor is other for other in found) or any(stride == 0 for stride in tensor.stride())
         found.append(tensor.clone(memory_format=torch.contiguous_format) if shared else tensor)
     return found
+
+
+def _refuse_replaced(found: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+    """After a pass: a tensor that the model put in the place of another would be lost, since the graph knows the one given."""
+    if any(found[place] is not tensor for place, tensor in given.items()):
+        raise RuntimeError("it replaces its buffers, where it should change them in place")
 
 
 def _reached(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> list[str]:

@@ -16,7 +16,7 @@ from torch.nn.modules import batchnorm, instancenorm
 from wassersmooth import _checks
 from wassersmooth.learning import agreement, second_order
 from wassersmooth.learning.agreement import Gap
-from wassersmooth.learning.engines import FiniteDifference
+from wassersmooth.learning.engines import DoubleBackward, FiniteDifference
 from wassersmooth.learning.parallel import unwrapped
 from wassersmooth.normalized import Normalized
 
@@ -63,14 +63,15 @@ def compare(objective: GradientPenalty, model: nn.Module, images: Tensor, labels
     """The gap between forward mode and double backward, or finite differences where there is no double backward."""
     tolerance = TOLERANCE[images.dtype]
     try:
-        agreement.parameter_gradients(objective, model, images, labels)
+        received = agreement.parameter_gradients(objective, model, images, labels)
     except RuntimeError as error:
         raise _refusal(model, images, f"does not run: {_checks.first_line(error)}") from error
     try:
-        found = agreement.gap(objective, model, images, labels)
+        exact = agreement.parameter_gradients(objective, model, images, labels, DoubleBackward())
     except RuntimeError:  # forward mode runs and double backward does not: fall back on what always does
-        found = agreement.gap(objective, model, images, labels, FiniteDifference())
+        exact = agreement.parameter_gradients(objective, model, images, labels, FiniteDifference())
         tolerance = max(tolerance, 0.05)
+    found = agreement.gap_between(received, exact)
     if max(found.relative, found.worst_relative) > tolerance:
         raise _refusal(model, images, f"is off by {100 * found.relative:.2g} % (most in {found.worst})")
     return found

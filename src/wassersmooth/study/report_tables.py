@@ -264,7 +264,7 @@ def _not_the_papers(study: Study) -> str:
 def _count(study: Study) -> str:
     """How many images the clean error was measured on; several numbers where the runs do not agree."""
     counts = sorted({count for run in study.runs if run.error("clean") is not None and (count := run.images())})
-    return f"{' or '.join(map(str, counts))} " if counts else ""
+    return " or ".join(f"{count:,}" for count in counts) + " " * bool(counts)
 
 
 def _reach(study: Study) -> int | None:

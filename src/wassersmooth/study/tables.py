@@ -16,7 +16,7 @@ DASH, MINUS, TIMES, NBSP = "\u2013", "\u2212", "\u00d7", "\u00a0"
 def short_commit(commit: object) -> str:
     """A commit as people read it, with the "+" of a tree that differed from it."""
     text = str(commit)
-    return text[:12] + "+" * text.endswith("+")
+    return text.removesuffix("+")[:12] + "+" * text.endswith("+")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,73 @@
+"""A model is left as it was found, also one that puts new tensors in the place of its buffers."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.learning.zoo import batch, smooth_net
+from wassersmooth import AdversarialTraining, attacks
+from wassersmooth.model_state import untouched
+
+
+class Restless(nn.Module):
+    """Buffers that are changed in place, replaced, first made in a pass, and registered in a pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, value in {"in_place": torch.zeros(1), "replaced": torch.zeros(1), "late": None}.items():
+            self.register_buffer(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        level = x.detach().mean().reshape(1)
+        self.in_place.mul_(0.9).add_(0.1 * level)
+        self.replaced.add_(1)  # of the tensor that is replaced next
+        self.replaced = 0.9 * self.replaced + 0.1 * level
+        self.late = level if self.late is None else 0.9 * self.late + 0.1 * level
+        if not hasattr(self, "cache"):
+            self.register_buffer("cache", torch.ones(1))
+        return x * (1 + self.replaced + self.late)
+
+
+def restless_net() -> nn.Sequential:
+    return nn.Sequential(Restless(), smooth_net()).double()
+
+
+@pytest.mark.parametrize("passes_before", [0, 2])
+@pytest.mark.parametrize("fails", [False, True])
+def test_replaced_buffers_come_back(passes_before: int, fails: bool) -> None:
+    model, (images, _) = restless_net(), batch()
+    for _ in range(passes_before):
+        model(images)
+    held = dict(model[0]._buffers)
+    values = {name: None if buffer is None else buffer.clone() for name, buffer in held.items()}
+    try:
+        with untouched(model, images.device):
+            model(images)
+            model(1 - images)
+            if fails:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        assert fails
+    for name, buffer in held.items():
+        assert model[0]._buffers[name] is buffer
+        assert buffer is None or torch.equal(buffer, values[name])
+    assert hasattr(model[0], "cache")  # a module may know of it by other means, and ask for it
+
+
+def test_attacks_leave_replaced_buffers() -> None:
+    model, (images, labels) = restless_net(), batch()
+    model(images)
+    before = [buffer.clone() for buffer in model.buffers()]
+    for attack in (attacks.FGSM(0.1), attacks.PGD(0.1, 0.02, 3)):
+        attack(model, images, labels)
+        assert all(torch.equal(a, b) for a, b in zip(model.buffers(), before, strict=True))
+
+
+def test_adversarial_training_moves_replaced_buffers_once() -> None:
+    model, twin, (images, labels) = restless_net(), restless_net(), batch()
+    attack = attacks.PGD(0.1, 0.02, 7, random_start=False)
+    twin(attack(copy.deepcopy(twin), images, labels))
+    AdversarialTraining(attack)(model, images, labels)
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))

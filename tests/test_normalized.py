@@ -1,0 +1,66 @@
+"""Normalization inside the model: what it takes for mean and std, and images with other channels than it has numbers for."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.compare import assert_matches
+from wassersmooth import Normalized
+
+MEAN, STD = [0.4, 0.5, 0.6], [0.1, 0.2, 0.3]
+
+
+def colored() -> Normalized:
+    return Normalized(nn.Identity(), MEAN, STD)
+
+
+def normalized(images):
+    mean, std = (torch.tensor(values).reshape(3, 1, 1) for values in (MEAN, STD))
+    return (images - mean) / std
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 4, 4, 4), (1, 4, 4), (3, 4)])
+def test_other_channels_are_refused_and_not_broadcast(shape):
+    with pytest.raises(ValueError, match=r"shape \(B, 3, H, W\).*got .*one number per channel"):
+        colored()(torch.rand(shape))
+    with pytest.raises(ValueError, match=r"shape \(B, C, H, W\).*got \(3, 4\)"):
+        Normalized(nn.Identity(), 0.5, 0.5)(torch.rand(3, 4))
+
+
+def test_a_single_number_is_for_all_channels():
+    images = torch.rand(2, 3, 4, 4)
+    assert_matches(Normalized(nn.Identity(), 0.5, 0.25)(images), (images - 0.5) / 0.25, 1e-6)
+
+
+def test_every_tracer_goes_through():
+    model, images = colored(), torch.rand(2, 3, 4, 4)
+    functions = {
+        "compile": torch.compile(model, backend="eager", fullgraph=True),
+        "make_fx": make_fx(model)(images),
+        "symbolic": fx.symbolic_trace(model),
+        "vmap": torch.vmap(model),
+    }
+    for function in functions.values():
+        assert_matches(function(images), normalized(images), 1e-6)
+    g = torch.func.grad(lambda x: model(x).sum())(images)
+    assert_matches(g, (1 / torch.tensor(STD)).reshape(3, 1, 1).expand_as(images), 1e-6)
+    with pytest.raises(ValueError, match=r"shape \(B, 3, H, W\)"):
+        functions["symbolic"](images[:, :1])
+
+
+@pytest.mark.parametrize("kind", [np.array, np.float32, torch.tensor, tuple])
+def test_numbers_of_any_kind(kind):
+    model = Normalized(nn.Identity(), kind(MEAN), kind(STD))
+    assert_matches(model(torch.full((1, 3, 2, 2), 0.8)), normalized(torch.full((1, 3, 2, 2), 0.8)), 1e-6)
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.float64, np.array, torch.tensor, Fraction])
+def test_single_numbers_of_any_kind(kind):
+    model = Normalized(nn.Identity(), kind(0.5), kind(0.25))
+    assert (model.mean.item(), model.std.item()) == (0.5, 0.25)
+    with pytest.raises(ValueError, match="std must be positive"):
+        Normalized(nn.Identity(), kind(0.5), kind(0))
