@@ -68,7 +68,7 @@ def batch(name: str, tensor: object, height: int | None = None, width: int | Non
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} must be a tensor of shape (B, C, H, W); got {type(tensor).__name__}")
     if tensor.dim() != 4:
-        remedy = "; add the batch dimension with [None]" if tensor.dim() == 3 else ""
+        remedy = "; add what is missing: [None] for a single image, [:, None] for channels" if tensor.dim() == 3 else ""
         raise ValueError(f"{name} must have shape (B, C, H, W); got {tuple(tensor.shape)}{remedy}")
     if tensor.dtype not in FLOATS:
         remedy = " (divide 8-bit images by 255)" if not tensor.is_floating_point() else ""

@@ -11,6 +11,8 @@ import wassersmooth as ws
 from tests import oracles
 from tests.compare import assert_matches
 from tests.operator_case import WASSERSTEIN_CASES, OperatorCase, lopsided, over
+from wassersmooth.geometry import stencil
+from wassersmooth.geometry.neighbor_sum import Disk, relation_sum
 
 
 @pytest.mark.parametrize("neighborhood", ["square", "disk"])
@@ -166,6 +168,18 @@ def test_named_weights_are_the_same_operator_as_function_and_tensor(named: str, 
     ]
     assert_matches(matrices[1], matrices[0], 1e-12)
     assert_matches(matrices[2], matrices[0], 1e-12)
+
+
+@pytest.mark.parametrize(("height", "width", "radius"), [(70, 45, 5), (3, 40, 6), (40, 2, 3), (33, 33, 1)])
+def test_disks_are_summed_as_by_a_loop_over_their_relations(height: int, width: int, radius: int) -> None:
+    """Over several tiles, and where the image is narrower than the disk."""
+    draw = torch.Generator().manual_seed(0)
+    u, v = (torch.rand(2, 1, height, width, dtype=torch.float64, generator=draw) for _ in range(2))
+    graph = ws.PixelGraph.grid(height, width, radius, neighborhood="disk")
+    assert isinstance(graph.stencil, Disk)
+    assert_matches(graph.neighbor_sum(u), relation_sum(graph.weighted_offsets(u), u), 1e-12)
+    assert_matches(stencil.apply(graph, u, v), stencil.apply_by_edges(graph, u, v), 1e-12)
+    assert_matches(stencil.carre_du_champ(graph, u, v), stencil.carre_du_champ_by_edges(graph, u, v), 1e-12)
 
 
 def test_square_and_disk_are_the_same_operator_when_they_cover_the_image() -> None:

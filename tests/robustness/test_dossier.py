@@ -250,7 +250,7 @@ BAD = {
         "labels must be on the device of the images, cpu; got meta",
     ),
     "empty batch": (lambda p: {"images": p["images"][:0], "labels": p["labels"][:0]}, "must hold at least one image"),
-    "no batch": (lambda p: {"images": p["images"][0]}, "add the batch dimension"),
+    "no batch": (lambda p: {"images": p["images"][0]}, "\\[None\\] for a single image"),
     "8-bit images": (lambda p: {"images": (255 * p["images"]).byte()}, "divide 8-bit images by 255"),
     "images beyond 1": (lambda p: {"images": 2 * p["images"]}, r"must be in \[0, 1\]; got a maximum of 2"),
     "normalized images": (lambda p: {"images": p["images"] - 0.5}, r"wassersmooth\.Normalized"),
@@ -303,3 +303,11 @@ def test_normalized_wrapper_is_the_only_thing_asked_of_a_model():
     images = torch.rand(10, 1, 4, 4)
     report = evaluate(Normalized(Fixed(), 0.5, 0.5), images, torch.zeros(10, dtype=torch.int64), "paper")
     assert set(report.errors) == set(PAPER)
+
+
+def test_a_model_for_other_images_is_named_before_any_work():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+    with pytest.raises(
+        ValueError, match=r"cannot answer images of 1 x 9 x 9 \(mat1 and mat2 .*; expected the channels and size"
+    ):
+        evaluate(model, torch.rand(4, 1, 9, 9), torch.zeros(4, dtype=torch.long), suite="quick")

@@ -69,11 +69,27 @@ def evaluate(
         autoattack.require_package()  # before hours of work, not after them
     with attacked(model, images) as inner:
         inner.eval()
+        _ask_once(inner, images)
         if seed is None:
             device = "cpu" if generator is None else generator.device
             seed = int(torch.randint(0, 2**31, (), device=device, generator=generator))
         found = {} if memory is None else memory
         return _Evaluation(inner, images, labels, suite, seed, progress, autoattack_images, found).run()
+
+
+def _ask_once(model: nn.Module, images: Tensor) -> None:
+    """One image before hours of work: a model for other images says so in words of torch."""
+    with torch.no_grad():
+        try:
+            model(images[:1])
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, IndexError) as error:
+            shape = " x ".join(map(str, images.shape[1:]))
+            raise ValueError(
+                f"the model cannot answer images of {shape} ({_checks.first_line(error, 120)}); expected the channels and size "
+                "that it was made for; convert the images, or hand over another model"
+            ) from error
 
 
 class _Evaluation:
