@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -251,3 +253,24 @@ def test_a_checkpoint_in_the_place_of_the_model_is_named(tmp_path: Path) -> None
     shutil.copy(run.checkpoint_path, run.folder / "model.safetensors")
     with pytest.raises(StudyError, match=r"model\.safetensors is not a trained model"):
         run.load_model()
+
+
+def test_processes_may_write_one_file_at_once(tmp_path: Path) -> None:
+    """As several evaluations do with the record of their study: each write is whole, and nobody's is in the way."""
+    code = "import sys; from pathlib import Path; from wassersmooth.study import durable\n"
+    code += "print(flush=True); input()  # until all are ready\n"
+    code += "for k in range(200): durable.write(Path(sys.argv[1]), sys.argv[2].encode() * 5000)"
+    commands = [[sys.executable, "-c", code, str(tmp_path / "record"), letter] for letter in "abc"]
+    writers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for command in commands]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline()
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate(timeout=120)
+    assert [writer.returncode for writer in writers] == [0, 0, 0]
+    assert (tmp_path / "record").read_text() in [5000 * letter for letter in "abc"]
+    assert [path.name for path in tmp_path.iterdir()] == ["record"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tarfile
 import textwrap
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from wassersmooth import _checks
+from wassersmooth.study import durable
 from wassersmooth.study.errors import StudyError
 
 LONGEST_REASON = 200  # characters of somebody else's complaint
@@ -122,7 +122,7 @@ def unpack(archive: Path, folder: Path) -> None:
                     target.mkdir(parents=True, exist_ok=True)
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
-                aside = target.with_name(f"{target.name}.{os.getpid()}.part")  # processes of one study may unpack at once
+                aside = durable.aside_of(target)
                 content = opened.extractfile(member)
                 assert content is not None
                 with content, aside.open("wb") as out:

@@ -9,12 +9,17 @@ from typing import Any
 
 from wassersmooth.study.errors import RunStoppedError, StudyError
 
-ASIDE = ".part"  # what a killed process may leave behind; never read, and overwritten by the next one
+ASIDE = ".part"  # what a killed process may leave behind; never read
+
+
+def aside_of(path: Path) -> Path:
+    """Where a file is written before it gets its name. Each process has its own: several may write one file at once."""
+    return path.with_name(f"{path.name}.{os.getpid()}{ASIDE}")
 
 
 def write(path: Path, content: bytes) -> None:
     """All of the content under its name, or the old file as it was."""
-    aside = path.with_name(path.name + ASIDE)
+    aside = aside_of(path)
     try:
         with aside.open("wb") as file:
             file.write(content)

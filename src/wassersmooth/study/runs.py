@@ -74,7 +74,8 @@ class Run:
     def _settle_configuration(self) -> None:
         path = self.folder / "config.json"
         if not path.exists():
-            others = [p.name for p in self.folder.iterdir() if p.name not in {LOCK, "config.json" + durable.ASIDE}]
+            known = (LOCK, *(p.name for p in self.folder.glob(f"config.json.*{durable.ASIDE}")))
+            others = [p.name for p in self.folder.iterdir() if p.name not in known]
             if others:
                 raise StudyError(f"{self.folder} holds {sorted(others)[0]} but no config.json; choose another --output")
             durable.write_json(path, self.config.to_flat())
