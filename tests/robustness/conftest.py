@@ -1,6 +1,17 @@
 """Fixtures that make slow things short where their length is not the point."""
 
+from dataclasses import replace
+
 import pytest
+
+from wassersmooth.robustness import suites
+
+
+@pytest.fixture
+def few_probes(monkeypatch):
+    """The masking checks have tests of their own; elsewhere they only have to run."""
+    for suite, limits in suites.LIMITS.items():
+        monkeypatch.setitem(suites.LIMITS, suite, replace(limits, probes=10, square_queries=5))
 
 
 @pytest.fixture

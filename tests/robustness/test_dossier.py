@@ -2,7 +2,6 @@
 
 import copy
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -20,11 +19,7 @@ from wassersmooth.robustness.translations import label_flips
 PAPER = ["clean"] + [f"{a}_{u}" for u in ("pixel", "normalized") for a in ("fgsm_8", "fgsm_25", "ifgsm20_8")]
 
 
-@pytest.fixture(autouse=True)
-def few_probes(monkeypatch):
-    """The masking checks have tests of their own; here they only have to run."""
-    for suite, limits in suites.LIMITS.items():
-        monkeypatch.setitem(suites.LIMITS, suite, replace(limits, probes=10, square_queries=5))
+pytestmark = pytest.mark.usefixtures("few_probes")
 
 
 def case(device="cpu", count=120):

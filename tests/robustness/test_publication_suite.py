@@ -1,22 +1,16 @@
 """The suite of a publication: AutoAttack at two sizes on a part of the images, flips within every reach, and a memory."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
 from robustness.small_models import digits, trained
 
-from wassersmooth.robustness import suites
 from wassersmooth.robustness.dossier import evaluate
 from wassersmooth.robustness.measurement import Measurement
 from wassersmooth.robustness.translations import label_changes, label_flips
 
-
-@pytest.fixture(autouse=True)
-def few_probes(monkeypatch):
-    for suite, limits in suites.LIMITS.items():
-        monkeypatch.setitem(suites.LIMITS, suite, replace(limits, probes=10, square_queries=5))
+pytestmark = pytest.mark.usefixtures("few_probes")
 
 
 def case(count=20):

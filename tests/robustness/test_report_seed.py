@@ -1,19 +1,12 @@
 """The seed that stands in a report repeats it."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from robustness.small_models import RandomOutput, digits, trained
 
-from wassersmooth.robustness import suites
 from wassersmooth.robustness.dossier import evaluate
 
-
-@pytest.fixture(autouse=True)
-def few_probes(monkeypatch):
-    for suite, limits in suites.LIMITS.items():
-        monkeypatch.setitem(suites.LIMITS, suite, replace(limits, probes=10, square_queries=5))
+pytestmark = pytest.mark.usefixtures("few_probes")
 
 
 def case(count=30):

@@ -134,9 +134,9 @@ class MaskingChecks:
     def autoattack_beats_gradients(self) -> list[Finding]:
         """AutoAttack, where the table has it, against the gradient attacks of the same size, all together.
 
-        AutoAttack keeps the best of an ensemble for each image, so its match is what any of the others fools: on honestly
-        trained networks of digits that was within four points, where a single attack of 20 steps fell short by up to seven.
-        Where it is not enough, a patient attack is asked too, because too few steps are no sign of masking.
+        AutoAttack keeps the best of an ensemble for each image, so its match is what any of the others fools: a single attack
+        of 20 steps falls short of it on honestly trained networks too. Where it is not enough, a patient attack is asked as
+        well, because too few steps are no sign of masking.
         """
         found = []
         for levels in AUTOATTACK_LEVELS:

@@ -8,6 +8,8 @@ from typing import Any
 
 from wassersmooth.robustness.findings import Finding
 
+UNMASKED = "no sign of masking"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -79,7 +81,7 @@ class Report:
     def verdict(self) -> str:
         """One honest sentence."""
         names = list(dict.fromkeys(finding.words for finding in self.masking))
-        return f"masked: {', '.join(names)}" if names else "no sign of masking"
+        return f"masked: {', '.join(names)}" if names else UNMASKED
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in plain types."""

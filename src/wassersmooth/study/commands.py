@@ -66,7 +66,7 @@ class Reproduce(StudyCommand):
     """
 
     def __call__(self) -> None:
-        figures.require_package()
+        figures.require_package("the report")
         with world(self.machine.device) as here:
             screen = Screen(quiet=not here.is_first)
             runs = experiment.train(self, self.name, self.folder, here, screen)

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from wassersmooth.robustness.dossier import evaluate
+from wassersmooth.robustness.report import UNMASKED
 from wassersmooth.robustness.suites import WITH_AUTOATTACK
+from wassersmooth.robustness.translations import AXES
 from wassersmooth.study import acceleration, data, durable, exhibits, models, provenance
 from wassersmooth.study.config import Data, Machine, Study
 from wassersmooth.study.data import Dataset, Part
@@ -24,13 +26,12 @@ from wassersmooth.study.errors import DivergedError, RunStoppedError, StudyError
 from wassersmooth.study.measured_rows import MeasuredRows
 from wassersmooth.study.runs import EVALUATIONS, MEASURED, Run, read_json
 from wassersmooth.study.screen import Screen
+from wassersmooth.study.tables import counted
 from wassersmooth.study.training import training
 
 RECORD = "study.json"  # in the study's folder: how long training and evaluation took
 PAUSE = 0.5  # seconds between two looks at what other processes are measuring
 EVALUATION_SEED = 0  # the same for all runs, so that they are measured on the same images with the same random starts
-AXES = ("horizontal", "vertical")
-UNMASKED = "no sign of masking"
 # What the screen shows of the attacks, in this order, under short names: 80 characters are all that many terminals have.
 HEADINGS = {
     "fgsm_8_pixel": "FGSM\n8 px",
@@ -59,7 +60,7 @@ def train(study: Study, preset: str, folder: Path, world: World, screen: Screen)
     loaded = data.load(study.data).to(world.device)
     models.require_fitting(study.model, loaded)  # before a folder is claimed: a mistake must leave nothing behind
     parts = f"{len(loaded.train)} training, {len(loaded.validation)} validation, {len(loaded.test)} test images"
-    screen.line(f"{study.data.dataset}: {parts}; {len(runs)} run{'s' * (len(runs) != 1)} in {folder} on {world.device}")
+    screen.line(f"{study.data.dataset}: {parts}; {counted(len(runs), 'run')} in {folder} on {world.device}")
     if way := acceleration.description(study.machine, world.device, world.size):
         screen.line(way)
     diverged: list[DivergedError] = []

@@ -56,10 +56,10 @@ def color(series: int) -> str:
     return f"#4a4b{series % PALETTE:02x}"
 
 
-def require_package() -> None:
+def require_package(purpose: str) -> None:
     """Complains before hours of work, not after them."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise _checks.extra("matplotlib", "plots", "the report")
+        raise _checks.extra("matplotlib", "plots", purpose)
 
 
 @contextmanager

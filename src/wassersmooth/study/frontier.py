@@ -119,15 +119,16 @@ def _unready(run: Run) -> str | None:
 def _one_harness(run: Run, harness: dict[str, Any] | None, results: Path) -> dict[str, Any]:
     """What all runs have in common; runs of as many epochs have one schedule."""
     own = {name: value for name, value in flatten(run.config).items() if name in HARNESS}
-    schedule = f"milestones of {run.config.training.epochs} epochs"
-    own[schedule] = list(run.config.training.milestones)
-    for name, value in own.items():
-        if harness is not None and harness.get(name, value) != value:
+    schedule, milestones = f"milestones of {run.config.training.epochs} epochs", list(run.config.training.milestones)
+    harness = {**(own if harness is None else harness)}
+    harness.setdefault(schedule, milestones)
+    for name, value in (own | {schedule: milestones}).items():
+        if harness.get(name) != value:
             raise StudyError(
                 f"{run.folder} was trained with {name} = {value!r}; {results} holds runs with {harness.get(name)!r}, and a "
                 "frontier compares runs of one harness; choose another --results"
             )
-    return own if harness is None else harness | {schedule: own[schedule]}
+    return harness
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:

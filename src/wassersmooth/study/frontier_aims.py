@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wassersmooth.study.frontier_comparison import Difference, EqualClean, Noise, at_equal_clean, at_equal_strength
-from wassersmooth.study.frontier_points import STRONGEST, THREATS, Point, Variant, base_variant, held_out
+from wassersmooth.study.frontier_points import STRONGEST, THREATS, Point, Variant, base_variant, held_out, mean_over
 from wassersmooth.study.frontier_questions import title_of
 from wassersmooth.study.regularizers import PENALTIES
 
@@ -57,10 +57,10 @@ def _for_variants(
 def _against_rival(mine: Sequence[Point], noise: Noise) -> Aim | None:
     """The most robust penalty and the most robust PGD-7 network, both picked on validation images."""
     attacked = [(p, seen) for p in mine if p.values(AUTOATTACK) and (seen := held_out(p)) is not None]
-    sides = [[(p, s) for p, s in attacked if _kind(p) in kinds] for kinds in ((RIVAL,), WITHOUT_ATTACKS)]
+    sides = [[(p, s) for p, s in attacked if p.kind in kinds] for kinds in ((RIVAL,), WITHOUT_ATTACKS)]
     if not all(sides):
         return None
-    rival, penalty = (min(side, key=lambda pair: pair[1].mean(STRONGEST) or math.inf)[0] for side in sides)
+    rival, penalty = (min(side, key=lambda pair: mean_over(pair[1], [STRONGEST]))[0] for side in sides)
     gap = at_equal_strength([(penalty, rival)], AUTOATTACK, noise)
     assert gap is not None  # both have values
     sentence = f"{_told(penalty)} against {_told(rival)}: {gap.mean:+.1f} ± {gap.error:.1f}."
@@ -87,17 +87,17 @@ def _time(points: Sequence[Point]) -> Aim:
 
 def _flips(mine: Sequence[Point], noise: Noise) -> Aim | None:
     """Of the penalties that are steady enough on validation images, the one with the least clean error there."""
-    seen = {id(p): s for p in mine if _kind(p) in WITHOUT_ATTACKS and p.values("flips") and (s := held_out(p)) is not None}
-    penalties = [p for p in mine if id(p) in seen and seen[id(p)].values("flips")]
+    measured = [(p, s) for p in mine if p.values("flips") and (s := held_out(p)) is not None and s.values("flips")]
+    penalties = [(p, s) for p, s in measured if p.kind in WITHOUT_ATTACKS]
     if not penalties:
         return None
-    steady = [p for p in penalties if all(_flips_of(seen[id(p)], axis) <= limit for axis, limit in FLIPS.items())]
-    best = min(steady or penalties, key=lambda p: _clean(seen[id(p)]) if steady else seen[id(p)].mean("flips") or 0.0)
+    steady = [(p, s) for p, s in penalties if all(_flips_of(s, axis) <= limit for axis, limit in FLIPS.items())]
+    least = "clean" if steady else "flips"
+    best, _ = min(steady or penalties, key=lambda pair: mean_over(pair[1], [least]))
     error = math.sqrt(noise.variance("flips", 0.0) / best.seeds)
-    above = [_flips_of(best, axis) - limit for axis, limit in FLIPS.items()]
-    gap = Difference(max(above), error)
+    gap = Difference(max(_flips_of(best, axis) - limit for axis, limit in FLIPS.items()), error)
     values = " / ".join(f"{_flips_of(best, axis):.1f}" for axis in FLIPS)
-    sentence = f"`{best.regularizer}`: {values} flips ± {error:.1f}, with clean error {_clean(best):.1f} %."
+    sentence = f"`{best.regularizer}`: {values} flips ± {error:.1f}, with clean error {best.mean('clean'):.1f} %."
     hope = f"Flips: at most {FLIPS['horizontal']} horizontally and {FLIPS['vertical']} vertically"
     return Aim(hope, _judged(gap), sentence)
 
@@ -108,7 +108,7 @@ def _own_geometry(points: Sequence[Point], threat: str, noise: Noise) -> Aim:
     hope = f"{label[0].upper()}{label[1:]}: a penalty better than every other way of training, at equal clean error"
     base = [p for p in points if p.variant == base_variant(points)]
     seen = [s for p in base if (s := held_out(p)) is not None]
-    families = dict.fromkeys(p.family for p in seen if _kind(p) in WITHOUT_ATTACKS)
+    families = dict.fromkeys(p.family for p in seen if p.kind in WITHOUT_ATTACKS)
     found = {f: met.difference for f in families if (met := _against_others(seen, f, threat, noise)) is not None}
     best = min(found, key=lambda family: found[family].mean, default=None)
     tested = None if best is None else _against_others(base, best, threat, noise)
@@ -121,7 +121,7 @@ def _own_geometry(points: Sequence[Point], threat: str, noise: Noise) -> Aim:
 
 def _against_others(points: Sequence[Point], family: str, threat: str, noise: Noise) -> EqualClean | None:
     own = [p for p in points if p.family == family]
-    return at_equal_clean(own, [p for p in points if _kind(p) not in WITHOUT_ATTACKS], threat, noise)
+    return at_equal_clean(own, [p for p in points if p.kind not in WITHOUT_ATTACKS], threat, noise)
 
 
 def _judged(gap: Difference) -> str:
@@ -134,14 +134,5 @@ def _flips_of(point: Point, axis: str) -> float:
     return math.fsum(values) / len(values)
 
 
-def _clean(point: Point) -> float:
-    value = point.mean("clean")
-    return math.inf if value is None else value
-
-
 def _told(point: Point) -> str:
-    return f"`{point.regularizer}` {point.mean(AUTOATTACK):.1f} % (clean {_clean(point):.1f} %)"
-
-
-def _kind(point: Point) -> str:
-    return str(point.rows[0]["kind"])
+    return f"`{point.regularizer}` {point.mean(AUTOATTACK):.1f} % (clean {point.mean('clean'):.1f} %)"

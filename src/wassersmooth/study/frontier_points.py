@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -64,6 +65,10 @@ class Point:
     @property
     def family(self) -> str:
         return str(self.rows[0]["family"])
+
+    @property
+    def kind(self) -> str:
+        return str(self.rows[0]["kind"])
 
     @property
     def regularizer(self) -> str:
@@ -149,8 +154,9 @@ def chosen(points: Sequence[Point]) -> dict[str, list[Point]]:
     if plain is None:
         return {name: [] for name in CHOICES}
     threats = [t for t in measured_threats(base) if t != "flips" and all(p.values(t) for p in base)]
+    by_kind = operator.attrgetter("kind")
     picked: dict[str, list[tuple[Variant, str]]] = {name: [] for name in CHOICES}
-    for _, group in itertools.groupby(sorted(base, key=_kind), key=_kind):
+    for _, group in itertools.groupby(sorted(base, key=by_kind), key=by_kind):
         members = list(group)
         cheap = [p for p in members if mean_over(p, ["clean"]) <= plain + MORE_CLEAN]
         balanced = (
@@ -166,10 +172,6 @@ def held_out(point: Point) -> Point | None:
     """The point as the validation images saw it: of its runs those that were measured there, and None where none was."""
     rows = tuple(row | row["validation"] for row in point.rows if "validation" in row)
     return Point(rows) if rows else None
-
-
-def _kind(point: Point) -> str:
-    return str(point.rows[0]["kind"])
 
 
 def mean_over(point: Point, measures: Sequence[str]) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from wassersmooth.study.frontier_comparison import Difference, Noise, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier_points import THREATS, Point, Variant, base_variant, measured_threats
+from wassersmooth.study.tables import counted, listed
 
 TITLES = {
     "none": "none",
@@ -198,7 +199,7 @@ def _equal_clean_sentence(subject: str, sides: Sequence[tuple[Sequence[Point], S
             places = max(places, sum(m.places for m in met))
     if not found:
         return f"{subject}: no clean error that both sides reach within these rows."
-    where = f"{min(cleans):.1f} to {max(cleans):.1f} %, {_counted(places, 'place')}"
+    where = f"{min(cleans):.1f} to {max(cleans):.1f} %, {counted(places, 'place')}"
     everyone = [p for pair in sides for side in pair for p in side]
     return f"{subject} {_verdict(found)}: at equal clean error ({where}; {_seeds(everyone)}) {_figures(found)}."
 
@@ -207,36 +208,28 @@ def _equal_strength_sentence(subject: str, pairs: Sequence[tuple[Point, Point]],
     everyone = [point for pair in pairs for point in pair]
     measures = ["clean", *measured_threats(everyone)]
     found = {m: gap for m in measures if (gap := at_equal_strength(pairs, m, noise)) is not None}
-    where = f"{_counted(len(pairs), 'regularizer')}; {_seeds(everyone)}"
+    where = f"{counted(len(pairs), 'regularizer')}; {_seeds(everyone)}"
     return f"{subject} {_verdict(found)}: at equal strength ({where}) {_figures(found)}."
 
 
 def _verdict(found: dict[str, Difference]) -> str:
     helps = [_label(name) for name, gap in found.items() if gap.clear and gap.mean < 0]
     hurts = [_label(name) for name, gap in found.items() if gap.clear and gap.mean > 0]
-    parts = [f"helps with {_listed(helps)}"] * bool(helps) + [f"hurts with {_listed(hurts)}"] * bool(hurts)
+    parts = [f"helps with {listed(helps)}"] * bool(helps) + [f"hurts with {listed(hurts)}"] * bool(hurts)
     return " and ".join(parts) or "changes nothing beyond twice the standard error"
 
 
 def _figures(found: dict[str, Difference]) -> str:
-    return _listed([f"{_label(name)} {gap.mean:+.1f} ± {gap.error:.1f}" for name, gap in found.items()])
+    return listed([f"{_label(name)} {gap.mean:+.1f} ± {gap.error:.1f}" for name, gap in found.items()])
 
 
 def _label(measure: str) -> str:
     return THREATS.get(measure, measure)
 
 
-def _listed(words: Sequence[str]) -> str:
-    return ", ".join(words[:-1]) + f" and {words[-1]}" if len(words) > 1 else "".join(words)
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
-
-
 def _seeds(points: Sequence[Point]) -> str:
     counts = sorted({point.seeds for point in points})
-    return _counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    return counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
 
 
 def _families(points: Sequence[Point]) -> list[str]:

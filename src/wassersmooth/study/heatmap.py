@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wassersmooth import _checks
+from wassersmooth.study import durable
 from wassersmooth.study.selection import TOLERANCE, Measured
 
 if TYPE_CHECKING:
@@ -19,21 +19,15 @@ if TYPE_CHECKING:
 LETTERS = 14  # of the title in an inch
 
 
-def require_package() -> None:
-    """Complains before hours of work, not after them."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise _checks.extra("matplotlib", "plots", "the heat map of a sweep")
-
-
 def draw(measured: Sequence[Measured], chosen: Measured, path: Path) -> Path:
     """One panel for each mass: eta downwards, radius to the right; a kind without a graph has one column and no radius."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     figure = picture(measured, chosen)
     FigureCanvasAgg(figure)
-    aside = path.with_name(path.name + ".part")
-    figure.savefig(aside, format="png", dpi=120)
-    aside.replace(path)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    durable.write(path, content.getvalue())
     return path
 
 

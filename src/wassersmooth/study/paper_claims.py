@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wassersmooth.study.paper_results import AXES, REGULARIZERS, UNITS, Results
+from wassersmooth.robustness.translations import AXES
+from wassersmooth.study.paper_results import REGULARIZERS, UNITS, Results
 from wassersmooth.study.report_estimates import Estimate
 from wassersmooth.study.report_tables import PAPER_ERRORS, PAPER_FLIPS
 

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from wassersmooth.robustness.translations import AXES
 from wassersmooth.study.paper_claims import outcomes
-from wassersmooth.study.paper_results import ATTACKS, AXES, POINT, REGULARIZERS, UNITS, Results
+from wassersmooth.study.paper_results import ATTACKS, POINT, REGULARIZERS, UNITS, Results
 from wassersmooth.study.report_tables import INTERVALS, PAPER_ERRORS, PAPER_FLIPS, PAPER_ROWS
 from wassersmooth.study.selection import SELECTIONS
-from wassersmooth.study.tables import Row, Table, cells, short_commit
+from wassersmooth.study.tables import Row, Table, cells, counted, short_commit
 
 TITLES = {"none": "None", "euclidean": "Euclidean", "wasserstein": "Wasserstein"}
 YES_NO = {True: "yes", False: "no"}
@@ -22,9 +23,9 @@ units alone says so, and so does one that holds for networks with signs of maske
 which the unregularized network comes nearest to the paper's own number. Whether the paper's number lies inside our interval
 is said, and not asked for."""
 SEARCHES = """\
-Penalties slow learning down, so that a search in few epochs finds a penalty dearer than it is in the end: what looks two points
-worse after 16 epochs may be no worse after 200. So the points within one point of clean error are sought with a longer
-schedule, among as many strengths of either penalty; the most robust ones are those of the shorter search."""
+Penalties slow learning down, so that a search in few epochs finds a penalty dearer than it is in the end: what looks worse
+after a short schedule may be no worse after the full one. So the points within one point of clean error have a search of their
+own."""
 COMMANDS = """\
 wassersmooth sweep --preset cifar10-sweep --regularizer euclidean --output runs/cifar10-sweep
 wassersmooth sweep --preset cifar10-sweep --regularizer wasserstein --output runs/cifar10-sweep
@@ -172,12 +173,16 @@ def _masking(results: Results) -> str:
 def _searches(sweeps: Mapping[str, Any], results: Results) -> str:
     if not sweeps:
         return "No search is stored in the file."
-    parts = [SEARCHES] if len(sweeps) > 1 and len({repr(searches) for searches in sweeps.values()}) > 1 else []
+    parts: list[str] = []
+    shown: list[str] = []
     for selection in (name for name in SELECTIONS if name in sweeps):
-        earlier = next((_title(name) for name in SELECTIONS if sweeps.get(name) == sweeps[selection]), _title(selection))
-        parts.append(f"**{_title(selection)}.**" + (f" The search above ({earlier})." * (earlier != _title(selection))))
-        parts += _search(sweeps[selection], results) if earlier == _title(selection) else []
-    return "\n\n".join(parts)
+        twin = next((name for name in shown if sweeps[name] == sweeps[selection]), None)
+        if twin is not None:
+            parts.append(f"**{_title(selection)}.** The search above ({_title(twin)}).")
+            continue
+        parts += [f"**{_title(selection)}.**", *_search(sweeps[selection], results)]
+        shown.append(selection)
+    return "\n\n".join([SEARCHES, *parts] if len(shown) > 1 else parts)
 
 
 def _search(searches: Mapping[str, Any], results: Results) -> list[str]:
@@ -188,7 +193,7 @@ def _search(searches: Mapping[str, Any], results: Results) -> list[str]:
         shorter = f": a shorter schedule than the final {final} epochs" if recipe["epochs"] < final else ""
         parts.append(
             f"{TITLES.get(kind, kind)}: {len(search['points'])} points, each trained for {recipe['epochs']} epochs (milestones "
-            f"{recipe['milestones']}{shorter}), {_counted(plain['seeds'], 'seed')}, and measured on {recipe['images']:,} of "
+            f"{recipe['milestones']}{shorter}), {counted(plain['seeds'], 'seed')}, and measured on {recipe['images']:,} of "
             f"the images held out ({100 * recipe['validation']:g} % of the training images), under {attack}. "
             f"Unregularized there: clean {plain['clean']:.2f} %, robust {plain['robust']:.2f} %."
         )
@@ -265,10 +270,6 @@ def _images(results: Results, name: str) -> str:
 
 def _listed(values: Sequence[object]) -> str:
     return ", ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def _title(selection: str) -> str:

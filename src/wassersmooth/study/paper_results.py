@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from wassersmooth.robustness.translations import AXES
 from wassersmooth.study import exhibits
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.report_estimates import Estimate, over_seeds
@@ -25,7 +26,6 @@ ERRORS = (
     "autoattack_8_pixel",
     "autoattack_2_pixel",
 )
-AXES = ("horizontal", "vertical")
 POINT = ("eta", "radius", "mass")
 COMMON = ("dataset", "model", "recipe", "images", "test_sha256")  # of all rows: one experiment, measured on the same images
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from wassersmooth.robustness.report import UNMASKED
 from wassersmooth.study.report_data import Group, MeasuredOn, Study
 from wassersmooth.study.report_estimates import Estimate
 from wassersmooth.study.report_tables import UNITS
+from wassersmooth.study.tables import listed
 
 Measure = tuple[str, list[tuple[Group, Estimate]]]  # where, and what each group has there
 
@@ -57,7 +59,7 @@ def not_alike(study: Study) -> str:
     means = "rows that only one suite has are blank for the others" if same_images else "their errors do not compare"
     count = f" --test-images {usual.images}" if any(way.suite == usual.suite for way in odd.values()) and usual.images else ""
     return (
-        f"Not all runs were measured alike: {_listed(named + more)}; the others: {_spoken(usual)}; {means}; "
+        f"Not all runs were measured alike: {listed(named + more)}; the others: {_spoken(usual)}; {means}; "
         f"to measure all alike: wassersmooth evaluate FOLDER --suite {usual.suite}{count}"
     )
 
@@ -71,9 +73,9 @@ def _what(study: Study) -> str:
     runs = len(study.runs)
     if not runs:
         return "No run of this study could be read."
-    kinds = _listed([group.name if group.kind != "none" else "no penalty" for group in study.groups])
+    kinds = listed([group.name if group.kind != "none" else "no penalty" for group in study.groups])
     trained = f"{runs} network{'s' * (runs != 1)} {'were' if runs != 1 else 'was'} trained"
-    dataset = _listed([str(value) for value in study.settings("dataset")])
+    dataset = listed([str(value) for value in study.settings("dataset")])
     return f"{trained}{f' on {dataset}' if dataset else ''}, with {kinds}."
 
 
@@ -109,7 +111,7 @@ def _against_none(study: Study, measures: Sequence[Measure]) -> list[str]:
         better = [title for title, estimate in others if estimate.clear_of(plain) and estimate.mean < plain.mean]
         if not better:
             return [f"None of the penalties lowers the error {words} {_beyond(found)}."]
-        lower = f"{_listed(better)} lower{'s' * (len(better) == 1)}"
+        lower = f"{listed(better)} lower{'s' * (len(better) == 1)}"
         return [f"Compared with no penalty, {lower} the error {words} {_beyond(found)}."]
     return []
 
@@ -135,15 +137,15 @@ def _comparison(study: Study, measures: Sequence[Measure]) -> list[str]:
     beyond = _beyond(pairs)
     one, other = (f" ({g.detail})" if study.has_another(g) else "" for g in (wasserstein, euclidean))
     sentences = [
-        f"The Wasserstein penalty{one} is {kind} than the Euclidean one{other} {beyond} {_listed(where)}."
+        f"The Wasserstein penalty{one} is {kind} than the Euclidean one{other} {beyond} {listed(where)}."
         for kind, where in verdicts.items()
         if kind and where
     ]
     if verdicts[""] and not sentences:
         apart = f"cannot be told from the Euclidean one{other} {beyond}, be it"
-        sentences = [f"The Wasserstein penalty{one} {apart} {_listed(verdicts[''], 'or')}."]
+        sentences = [f"The Wasserstein penalty{one} {apart} {listed(verdicts[''], 'or')}."]
     elif verdicts[""]:
-        sentences.append(f"The two cannot be told apart {_listed(verdicts[''])}.")
+        sentences.append(f"The two cannot be told apart {listed(verdicts[''])}.")
     return sentences + (["Other strengths of a penalty are in the tables, and not compared here."] if one or other else [])
 
 
@@ -156,7 +158,7 @@ def _masking(study: Study) -> str:
     verdicts = [str(run.evaluation["verdict"]) for run in study.runs if run.evaluation and "verdict" in run.evaluation]
     if not verdicts:
         return ""
-    masked = sum(verdict != "no sign of masking" for verdict in verdicts)
+    masked = sum(verdict != UNMASKED for verdict in verdicts)
     if not masked:
         return (
             f"The checks found no sign of gradient masking in any of the {len(verdicts)} evaluated runs."
@@ -175,7 +177,7 @@ def _collapsed(study: Study) -> str:
         return ""
     return (
         f"Beware: {len(guessing)} of {len(study.runs)} networks hardly learned anything (clean error of {GUESSING:.0f} % or "
-        f"more: {_listed(guessing)}), which makes means and intervals meaningless for them."
+        f"more: {listed(guessing)}), which makes means and intervals meaningless for them."
     )
 
 
@@ -192,17 +194,13 @@ def _measured(study: Study, name: str) -> list[tuple[Group, Estimate]]:
 
 
 def _numbers(study: Study, found: Sequence[tuple[Group, Estimate]], digits: int = 1) -> str:
-    return _listed([f"{estimate.mean:.{digits}f} ({_called(study, group)})" for group, estimate in found])
+    return listed([f"{estimate.mean:.{digits}f} ({_called(study, group)})" for group, estimate in found])
 
 
 def _called(study: Study, group: Group) -> str:
     """A group in a sentence: by its title, and by its strength where another one bears that title too."""
     title = "none" if group.kind == "none" else group.title
     return f"{title}, {group.detail}" if study.has_another(group) and group.detail else title
-
-
-def _listed(words: Sequence[str], last: str = "and") -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}" if words else ""
 
 
 def _span(numbers: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from wassersmooth.robustness.attacks import IFGSM
 from wassersmooth.robustness.measurement import Measurement
-from wassersmooth.study import acceleration, data, durable, heatmap, models
+from wassersmooth.study import acceleration, data, durable, figures, heatmap, models
 from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig, Study
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
@@ -60,7 +60,7 @@ def sweep(study: Study, grid: Grid, preset: str, folder: Path, world: World, scr
     The unregularized network is measured with it: the selections by name compare with that.
     """
     points = grid.points()
-    heatmap.require_package()
+    figures.require_package("the heat map of a sweep")
     if world.size > 1:
         raise StudyError("sweep runs one process per worker; start it several times with one --storage instead of torchrun")
     if not study.data.validation:

@@ -19,6 +19,16 @@ def short_commit(commit: object) -> str:
     return text.removesuffix("+")[:12] + "+" * text.endswith("+")
 
 
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """``a, b and c``"""
+    return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else "".join(words)
+
+
+def counted(number: int, word: str) -> str:
+    """``1 seed``, ``3 seeds``"""
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
 @dataclass(frozen=True)
 class Cell:
     """One number, its interval, the paper's number for the same thing, and whether it is the best of its row."""
