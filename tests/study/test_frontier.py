@@ -408,6 +408,8 @@ def test_flips_of_a_point_that_is_not_steady_on_validation_images_do_not_count(t
     restless = {"errors": {"clean": 1.0}, "flips": {"horizontal": 3.0, "vertical": 8.5}}
     (fake_run(tmp_path, "euclidean:eta=0.5") / "validation.json").write_text(json.dumps(restless))
     fake_run(tmp_path, "euclidean:eta=1")
+    calmer = fake_run(tmp_path, "euclidean:eta=2") / "validation.json"  # at a higher clean error, which is not asked for
+    calmer.write_text(json.dumps(json.loads(calmer.read_text()) | {"flips": {"horizontal": 1.0, "vertical": 1.0}}))
     gather([tmp_path], tmp_path / "frontier.json", SILENT)
     assert aim(tmp_path / "frontier.json", "Flips").sentence.startswith("`euclidean:eta=1`")
     assert aim(tmp_path / "frontier.json", "Wasserstein 0.5").verdict == "not measured"

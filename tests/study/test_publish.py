@@ -174,6 +174,7 @@ def test_the_page_of_full_rows_and_a_search(tmp_path: Path) -> None:
     ):
         rows.merge(path, [], KEY, sweeps={"within_one_point": {"euclidean": other}, "most_robust": {"euclidean": search}})
         assert said in publish.page_of(path)[0]
+        assert ("have a search of their\nown" in publish.page_of(path)[0]) == (other is longer)
     assert [name for name in plots if name.startswith("errors")] == ["errors-within_one_point", "errors-most_robust"]
     assert all(draw()[:4] == b"\x89PNG" for draw in plots.values())
 

@@ -263,6 +263,7 @@ def test_runs_that_do_not_compare_are_said_on_the_page_in_the_tables_and_on_the_
 def test_a_commit_keeps_the_sign_of_a_changed_tree() -> None:
     assert short_commit("0123456789abcdef") == "0123456789ab"
     assert short_commit("0123456789abcdef+") == "0123456789ab+"
+    assert short_commit("0123456+") == "0123456+"
 
 
 def test_a_run_is_not_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

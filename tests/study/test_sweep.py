@@ -79,6 +79,12 @@ def test_a_sweep_measures_every_point_once_and_draws_the_grid(tmp_path: Path, mo
     assert len(stored["points"]) == 4
     assert Regularizer(**stored["chosen"]["point"]) == chosen
     assert {entry["seeds"] for entry in stored["points"]} == {2}
+    assert stored["searches"]["wasserstein"]["recipe"]["images"] == len(original_load(study.data).validation) > 0
+    monkeypatch.setattr(sweep, "IMAGES", 3)
+    with pytest.raises(StudyError, match="other values of images"):  # points on other images do not compare
+        run_sweep(study, tmp_path / "sweep")
+    monkeypatch.undo()
+    monkeypatch.setattr(sweep, "_measure", lambda study, found, *rest: measured.extend(found) or original(study, found, *rest))
     assert (tmp_path / "sweep" / "heatmap-wasserstein.png").read_bytes()[:4] == b"\x89PNG"
     assert len(list((tmp_path / "sweep").glob("*/model.safetensors"))) == 10
 
