@@ -40,6 +40,7 @@ def test_every_tracer_goes_through():
     model, images = colored(), torch.rand(2, 3, 4, 4)
     functions = {
         "compile": torch.compile(model, backend="eager", fullgraph=True),
+        "compile, sizes unknown": torch.compile(model, backend="eager", fullgraph=True, dynamic=True),
         "make_fx": make_fx(model)(images),
         "symbolic": fx.symbolic_trace(model),
         "vmap": torch.vmap(model),

@@ -52,7 +52,8 @@ def find_normalization(model: nn.Module) -> Normalized | None:
 
 @fx.wrap  # symbolic tracing writes the call down, since it cannot follow a decision by a shape
 def _check_channels(images: Tensor, numbers: int) -> None:
-    if images.dim() < 3 or numbers not in (1, images.shape[-3]):
+    # compared by !=, since the compiler does not see an unknown size in a tuple
+    if images.dim() < 3 or (numbers != 1 and images.shape[-3] != numbers):
         raise ValueError(
             f"images must have shape (B, {numbers if numbers > 1 else 'C'}, H, W) for {numbers} mean(s) and std(s); "
             f"got {tuple(images.shape)}; give Normalized one number per channel, or other images"
