@@ -64,10 +64,23 @@ def test_a_row_holds_where_order_and_size_do(values: tuple[float, float, float],
     assert judged(with_errors("fgsm_8_pixel", *values), "fgsm_8").verdict == verdict
 
 
-@pytest.mark.parametrize(("wasserstein", "share"), [(30.0, 100), (56.0, 50), (82.1, 0)])
+@pytest.mark.parametrize(("wasserstein", "share"), [(30.0, 100), (56.0, 50), (81.9, 0)])
 def test_the_evidence_says_how_much_of_the_fall_there_is(wasserstein: float, share: int) -> None:
     pixel = judged(with_errors("fgsm_8_pixel", 82.0, 31.0, wasserstein), "fgsm_8").trials[0]
     assert f"the fall to Wasserstein is {share} % of the paper's" in pixel.evidence
+
+
+def test_where_there_is_no_fall_the_evidence_says_so_in_words() -> None:
+    pixel = judged(with_errors("fgsm_8_pixel", 82.0, 31.0, 90.0), "fgsm_8").trials[0]
+    assert pixel.evidence.endswith("; Wasserstein is above none")
+    assert pixel.part == "no fall"
+    assert pixel.worse
+    assert not pixel.better
+
+
+@pytest.mark.parametrize("wasserstein", [30.0, 30.95, 31.0])
+def test_worse_is_beyond_chance_as_well(wasserstein: float) -> None:
+    assert not judged(with_errors("fgsm_8_pixel", 82.0, 30.95, wasserstein), "fgsm_8").trials[0].worse
 
 
 def test_a_row_that_holds_in_no_units() -> None:

@@ -159,6 +159,11 @@ def test_the_page_of_full_rows_and_a_search(tmp_path: Path) -> None:
     judged = Counter(re.findall(r"^\| table .*? \| \*\*(.*?)\*\* \|", text, re.MULTILINE))
     assert sum((Counter({verdict: int(count)}) for verdict, count in counts), Counter()) == judged
     assert judged.total() == 12
+    said = re.findall(r"Of their (\d+) settings, .* in (\d+), and .* in (\d+) and above it in (\d+), beyond chance", text)
+    trials = re.findall(r"\| (yes|no) \| (yes|no, above|within chance) \|", text)
+    helped, better = (sum(column.count("yes") for column in part) for part in zip(*trials, strict=True))
+    assert len(said) == 2
+    assert [sum(map(int, numbers)) for numbers in zip(*said, strict=True)] == [len(trials), helped, better, 0]
     assert "table 1: FGSM, epsilon 8/255 | **holds only in normalized units**" in text
     assert "table 2: Flips, horizontal translation | **holds**" in text
     trained = (

@@ -81,6 +81,11 @@ class Trial:
         return _below(self.wasserstein, self.euclidean)
 
     @property
+    def worse(self) -> bool:
+        """Wasserstein above Euclidean, beyond chance: the opposite of what the paper says."""
+        return _below(self.euclidean, self.wasserstein)
+
+    @property
     def share(self) -> float:
         """Our fall from none to Wasserstein over the paper's."""
         return (self.none.mean - self.wasserstein.mean) / self.claim.fall
@@ -109,10 +114,13 @@ class Trial:
             _step("Euclidean", self.euclidean, "none", self.none, digits),
             _step("Wasserstein", self.wasserstein, "Euclidean", self.euclidean, digits),
         ]
-        return (
-            f"{f'{self.setting}: ' if self.setting else ''}{ours} (paper {papers}); {'; '.join(steps)}; "
-            f"the fall to Wasserstein is {round(100 * self.share)} % of the paper's"
-        )
+        fall = f"the fall to Wasserstein is {self.part} of the paper's" if self.share >= 0 else "Wasserstein is above none"
+        return f"{f'{self.setting}: ' if self.setting else ''}{ours} (paper {papers}); {'; '.join(steps)}; {fall}"
+
+    @property
+    def part(self) -> str:
+        """The share in words."""
+        return f"{round(100 * self.share)} %" if self.share >= 0 else "no fall"
 
 
 @dataclass(frozen=True)
