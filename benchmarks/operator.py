@@ -24,7 +24,7 @@ import torch
 
 import wassersmooth as ws
 from benchmarks import measure
-from wassersmooth.study.bench_operator import operator_rows, quad_by_edges
+from wassersmooth.study.bench.operator import operator_rows, quad_by_edges
 
 SMALL = (128, 3, 32, 32)
 LARGE = (8, 1, 224, 224)  # about as many pixels: 401,408 against 393,216

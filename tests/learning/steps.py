@@ -8,8 +8,8 @@ from tests.learning.central import flat
 from tests.learning.zoo import CLASSES
 from wassersmooth.learning import losses
 from wassersmooth.learning.fast import FastGradients, step_graph
-from wassersmooth.learning.traceable import loss_of, penalty_of, strength_of
-from wassersmooth.learning.traced import plain_step
+from wassersmooth.learning.tracing.traceable import loss_of, penalty_of, strength_of
+from wassersmooth.learning.tracing.traced import plain_step
 
 
 def traced(objective, model, **options):

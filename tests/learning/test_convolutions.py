@@ -14,8 +14,8 @@ import wassersmooth as ws
 from tests.compare import assert_matches
 from tests.learning.steps import step_function
 from tests.triton_interpreter import INTERPRETED, assert_passes_in_the_interpreter
-from wassersmooth.learning import convolutions as ours
-from wassersmooth.learning.penalty_operator import meaning
+from wassersmooth.learning.tracing import convolutions as ours
+from wassersmooth.learning.tracing.penalty_operator import meaning
 
 pytest.importorskip("triton")
 

@@ -12,12 +12,13 @@ from tests.learning.central import along, differences, flat, gradient_penalty
 from tests.learning.steps import assert_same_step, convolutions, gradients, ordinary, products, step_function, traced
 from tests.learning.zoo import CLASSES, ZOO, batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
-from wassersmooth.learning import compiled, fast
+from wassersmooth.learning import fast
 from wassersmooth.learning.dual_norm import DualNorm
 from wassersmooth.learning.engines import FiniteDifference
 from wassersmooth.learning.fast import FastGradients
 from wassersmooth.learning.objectives import AdversarialTraining, DirectionalPenalty, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.tikhonov import Tikhonov
+from wassersmooth.learning.tracing import compiled
 from wassersmooth.robustness.attacks import FGSM, PGD
 
 METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2), mass=0.1)

@@ -14,11 +14,11 @@ from tests.learning.central import flat
 from tests.learning.steps import assert_same_step, gradients, ordinary, traced
 from tests.learning.zoo import CLASSES, batch, make, smooth_net
 from wassersmooth import PixelGraph, Wasserstein
-from wassersmooth.learning import compiled
-from wassersmooth.learning.frozen import FrozenModel
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.tikhonov import Tikhonov
-from wassersmooth.learning.traced import elementary
+from wassersmooth.learning.tracing import compiled
+from wassersmooth.learning.tracing.frozen import FrozenModel
+from wassersmooth.learning.tracing.traced import elementary
 from wassersmooth.robustness.attacks import FGSM
 
 METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2), mass=0.1)

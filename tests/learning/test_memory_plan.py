@@ -10,11 +10,11 @@ from torch import nn
 from tests.compare import assert_matches
 from tests.learning.steps import step_function
 from wassersmooth import Euclidean
-from wassersmooth.learning import memory_plan
-from wassersmooth.learning.memory_plan import MemoryPlan, keep_chosen_values
 from wassersmooth.learning.objectives import GradientPenalty
-from wassersmooth.learning.penalty_operator import meaning
-from wassersmooth.learning.traced import elementary
+from wassersmooth.learning.tracing import memory_plan
+from wassersmooth.learning.tracing.memory_plan import MemoryPlan, keep_chosen_values
+from wassersmooth.learning.tracing.penalty_operator import meaning
+from wassersmooth.learning.tracing.traced import elementary
 
 N = 2**16  # float32: large
 BYTES = 4 * N

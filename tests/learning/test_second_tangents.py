@@ -12,9 +12,9 @@ from tests.learning.zoo import batch, make
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
 from wassersmooth.learning import losses
 from wassersmooth.learning.fast import FastGradients
-from wassersmooth.learning.second_tangents import second_step_graph
 from wassersmooth.learning.tikhonov import Tikhonov
-from wassersmooth.learning.traced import plain_step
+from wassersmooth.learning.tracing.second_tangents import second_step_graph
+from wassersmooth.learning.tracing.traced import plain_step
 
 METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2), mass=0.1)
 NAMES = ["batch_norm_train", "residual_train", "layer_norm", "group_norm", "glu_mish", "vision_transformer"]

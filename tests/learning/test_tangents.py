@@ -7,8 +7,8 @@ import torch
 from torch import fx
 
 from tests.compare import assert_matches
-from wassersmooth.learning import tangent_rules as rules
-from wassersmooth.learning.tangents import Tangents
+from wassersmooth.learning.tracing import tangent_rules as rules
+from wassersmooth.learning.tracing.tangents import Tangents
 
 aten = torch.ops.aten
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wassersmooth.study.paper_results import AXES, ERRORS, REGULARIZERS
+from wassersmooth.study.paper.results import AXES, ERRORS, REGULARIZERS
 
 POINTS = {"none": (0.0, 0), "euclidean": (0.2, 0), "wasserstein": (0.3, 2)}
 # Made so that the paper's own numbers come out in normalized units, and nothing is left of them in pixel units.

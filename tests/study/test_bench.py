@@ -14,10 +14,12 @@ from torch.utils.flop_counter import flop_registry
 
 from wassersmooth import Euclidean, PixelGraph, Wasserstein, cli
 from wassersmooth.learning.fast import FastGradients
-from wassersmooth.study import bench_accuracy, bench_operator, bench_page, bench_profile, bench_steps
-from wassersmooth.study.bench import training_record
-from wassersmooth.study.bench_steps import CASES, MEMORY_CASES, SWEEPS, Setup, make_step, objective_of
-from wassersmooth.study.bench_timing import timings
+from wassersmooth.study.bench import accuracy, operator, profile, steps
+from wassersmooth.study.bench.measuring import training_record
+from wassersmooth.study.bench.page import BLOCK, PICTURE, filled_page
+from wassersmooth.study.bench.steps import CASES, MEMORY_CASES, SWEEPS, Setup, make_step, objective_of
+from wassersmooth.study.bench.tables import goals, tables, unsteady
+from wassersmooth.study.bench.timing import timings
 from wassersmooth.study.config import Model
 from wassersmooth.study.errors import StudyError
 
@@ -143,13 +145,13 @@ def test_algorithm_1_computes_the_penalty() -> None:
     model, (images, labels) = setup.network(), setup.batch()
     objective: Any = objective_of("algorithm1_r8", (16, 16))
     expected = objective(model, images, labels).total
-    torch.testing.assert_close(bench_steps.algorithm1(objective, model, images, labels), expected)
+    torch.testing.assert_close(steps.algorithm1(objective, model, images, labels), expected)
 
 
 def test_the_loop_over_relations_is_quad() -> None:
     x, v = torch.rand(2, 3, 9, 7), torch.randn(2, 3, 9, 7)
     laplacian = Wasserstein(PixelGraph.grid(9, 7, radius=3, weight="gaussian")).evaluate(x)
-    torch.testing.assert_close(bench_operator.quad_by_edges(laplacian, v), laplacian.quad(v))
+    torch.testing.assert_close(operator.quad_by_edges(laplacian, v), laplacian.quad(v))
 
 
 def test_a_step_moves_the_weights_and_the_objectives_are_what_they_are_called() -> None:
@@ -169,14 +171,14 @@ def test_what_cannot_be_compiled_is_timed_as_it_is_and_says_so(monkeypatch: pyte
         def __call__(self, *_: object) -> None:
             raise RuntimeError("no such kernel\nand a long story")
 
-    monkeypatch.setattr(bench_steps, "FastGradients", Refusing)
+    monkeypatch.setattr(steps, "FastGradients", Refusing)
     step = make_step("wasserstein_r4", setup_of(compile=True, model="small"))
     assert (step.engine, step.note) == ("double backward", "FastGradients: RuntimeError: no such kernel")
     step.work()
 
 
 def test_the_compiled_way_is_taken_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_steps, "FastGradients", lambda *given, **how: FastGradients(*given, **how | {"compile": False}))
+    monkeypatch.setattr(steps, "FastGradients", lambda *given, **how: FastGradients(*given, **how | {"compile": False}))
     assert make_step("wasserstein_r4", setup_of(compile=True, model="small")).engine == "FastGradients, compiled"
 
 
@@ -214,8 +216,8 @@ def test_the_time_of_a_study_goes_into_a_file_that_is_there(tmp_path: Path) -> N
 
 def test_gradients_are_compared_with_float64() -> None:
     """On a CPU both ways are as exact as float32 is, and another objective's gradient is not."""
-    found = bench_accuracy.gradient_errors(setup_of(), lambda what: None)
-    assert len(found["fast"]) == len(found["double_backward"]) == bench_accuracy.BATCHES
+    found = accuracy.gradient_errors(setup_of(), lambda what: None)
+    assert len(found["fast"]) == len(found["double_backward"]) == accuracy.BATCHES
     assert all(1e-9 < error < 1e-4 for name in ("fast", "double_backward") for error in found[name])
     assert found["ratio"] == max(found["fast"]) / max(found["double_backward"])
 
@@ -227,9 +229,9 @@ def test_a_wrong_gradient_of_the_fast_way_shows(monkeypatch: pytest.MonkeyPatch)
             torch._foreach_mul_([p.grad for p in self.model.parameters()], 1.5)
             return terms
 
-    monkeypatch.setattr(bench_accuracy, "FastGradients", Wrong)
-    found = bench_accuracy.gradient_errors(setup_of(), lambda what: None)
-    assert found["fast"] == pytest.approx([0.5] * bench_accuracy.BATCHES, abs=1e-3)
+    monkeypatch.setattr(accuracy, "FastGradients", Wrong)
+    found = accuracy.gradient_errors(setup_of(), lambda what: None)
+    assert found["fast"] == pytest.approx([0.5] * accuracy.BATCHES, abs=1e-3)
     assert max(found["double_backward"]) < 1e-4
 
 
@@ -243,9 +245,9 @@ def test_kernels_are_told_apart_by_their_names() -> None:
         "Memcpy DtoD (Device -> Device)": "other",
     }
     events = [(name, 1000.0 * (k + 1), 4) for k, name in enumerate(names)]
-    found = bench_profile.by_kind([*events, ("cudaGraphLaunch", 0.0, 2)], calls=2)
+    found = profile.by_kind([*events, ("cudaGraphLaunch", 0.0, 2)], calls=2)
     for (name, microseconds, _), kind in zip(events, names.values(), strict=True):
-        assert bench_profile.kind_of(name) == kind
+        assert profile.kind_of(name) == kind
         alone = list(names.values()).count(kind) == 1
         assert found[kind] == {"ms": microseconds / 2000, "kernels": 2.0} or not alone
     assert found["convolutions"] == {"ms": 2.5, "kernels": 4.0}
@@ -270,7 +272,7 @@ def test_the_page_is_filled_and_what_stands_outside_the_blocks_stays(tmp_path: P
     assert "no machine, torch 0.fake" in text
     assert "Not measured." not in text
     assert (tmp_path / "images" / "step-time.png").read_bytes().startswith(b"\x89PNG")
-    assert bench_page.BLOCK.sub("", text) == bench_page.BLOCK.sub("", (ROOT / "docs" / "speed.md").read_text())
+    assert BLOCK.sub("", text) == BLOCK.sub("", (ROOT / "docs" / "speed.md").read_text())
     source.write_text(json.dumps(fake_report(memory=None, throughput=None, training=None)))
     assert cli.main(["bench", "--render", str(source), "--page", str(page)]) == 0
     assert page.read_text().count("Not measured.") == 3
@@ -279,17 +281,17 @@ def test_the_page_is_filled_and_what_stands_outside_the_blocks_stays(tmp_path: P
 def test_no_goal_is_judged_by_an_unsteady_step() -> None:
     quartiles = {name: [ms, 1.05 * ms] for name, ms in fake_report()["step"].items()} | {"pgd7": [6.0, 9.0]}
     report = fake_report(quartiles=quartiles)
-    assert bench_page.unsteady(report) == ["pgd7"]
-    reached = {goal["what"]: goal["reached"] for goal in bench_page.goals(report)}
+    assert unsteady(report) == ["pgd7"]
+    reached = {goal["what"]: goal["reached"] for goal in goals(report)}
     assert (reached["wasserstein_r4/plain"], reached["pgd7/wasserstein_r4"]) == (True, None)
     quartiles |= {"plain": [1.0, 9.0]}
-    reached = {goal["what"]: goal["reached"] for goal in bench_page.goals(fake_report(quartiles=quartiles))}
+    reached = {goal["what"]: goal["reached"] for goal in goals(fake_report(quartiles=quartiles))}
     assert (reached["wasserstein_r4/plain"], reached["memory, wasserstein_r4/plain"]) == (
         None,
         True,
     )
     assert "| pgd7/wasserstein_r4 | 1.40 | >= 2 | unsteady |" in next(
-        table.to_markdown() for table in bench_page.tables(report) if table.name == "goals"
+        table.to_markdown() for table in tables(report) if table.name == "goals"
     )
 
 
@@ -320,5 +322,5 @@ def test_the_page_says_what_the_measurement_says() -> None:
     if not source.exists():
         pytest.skip("results/bench-h200.json is not there yet: it is made on an H200 by wassersmooth bench")
     text = (ROOT / "docs" / "speed.md").read_text()
-    assert bench_page.filled_page(text, json.loads(source.read_text())) == text
-    assert (ROOT / "docs" / bench_page.PICTURE).exists()
+    assert filled_page(text, json.loads(source.read_text())) == text
+    assert (ROOT / "docs" / PICTURE).exists()

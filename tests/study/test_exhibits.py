@@ -12,7 +12,7 @@ from study.fake_runs import digit_like_images, random_classifier
 from wassersmooth import transport
 from wassersmooth.robustness.variations import label_flips
 from wassersmooth.study import exhibits
-from wassersmooth.study.figures_images import _magnification, png, signed_picture
+from wassersmooth.study.report.pictures import _magnification, png, signed_picture
 
 
 @pytest.fixture(scope="module")

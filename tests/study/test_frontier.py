@@ -15,13 +15,13 @@ from study.fake_runs import write_config, write_metrics, write_provenance
 from wassersmooth.cli import main
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.robustness.suites import FRONTIER
-from wassersmooth.study import frontier_comparison, frontier_questions
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.frontier import Frontier, gather, marked, united
-from wassersmooth.study.frontier_aims import Aim, aims
-from wassersmooth.study.frontier_comparison import Noise, at_equal_clean, at_equal_strength
-from wassersmooth.study.frontier_page import page_text, write_page
-from wassersmooth.study.frontier_points import THREATS, base_variant, chosen, fronts, points_of
+from wassersmooth.study.frontier import comparison, questions
+from wassersmooth.study.frontier.aims import Aim, aims
+from wassersmooth.study.frontier.comparison import Noise, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.gathering import Frontier, gather, marked, united
+from wassersmooth.study.frontier.page import page_text, write_page
+from wassersmooth.study.frontier.points import THREATS, base_variant, chosen, fronts, points_of
 from wassersmooth.study.regularizers import KINDS, Regularizer
 from wassersmooth.study.screen import Screen
 
@@ -105,7 +105,7 @@ VARIANTS: dict[str, tuple[float, float, dict[str, Any]]] = {
 
 
 def sentences(gathered: Path, name: str) -> list[str]:
-    found = frontier_questions.answers(points_of(Frontier.at(gathered).rows))
+    found = questions.answers(points_of(Frontier.at(gathered).rows))
     return list(next(answer for answer in found if answer.name == name).sentences)
 
 
@@ -124,7 +124,7 @@ def test_a_run_becomes_a_row(tmp_path: Path) -> None:
 
 def test_every_row_of_the_suite_is_a_threat_of_the_page() -> None:
     assert set(FRONTIER) <= set(THREATS)
-    assert set(KINDS) == set(frontier_questions.TITLES)
+    assert set(KINDS) == set(questions.TITLES)
 
 
 def test_more_seeds_are_added_and_a_second_look_replaces(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_gap_that_was_planted_is_found_at_equal_clean_error(gathered: Path) ->
 def test_fronts_are_straight_lines_and_level_beyond_their_ends() -> None:
     curve = [(10.0, 50.0, 1), (20.0, 30.0, 1), (22.0, 20.0, 3)]
     noise = Noise({"clean": 1e-3, "elastic_1.5": 2e-3}, frozenset())
-    found = [frontier_comparison._on_front(curve, clean, "elastic_1.5", noise) for clean in (9.5, 10, 15, 20, 21, 22.4)]
+    found = [comparison._on_front(curve, clean, "elastic_1.5", noise) for clean in (9.5, 10, 15, 20, 21, 22.4)]
     assert [value for value, _ in found] == pytest.approx([50, 50, 40, 30, 25, 20])
     variances = [variance for _, variance in found]
     assert variances[0] == pytest.approx(2e-3 * 50 * 50)  # level: the clean error does not matter
@@ -336,7 +336,7 @@ def test_each_question_has_its_sentences(gathered: Path, name: str, expected: li
 def test_questions_without_rows_say_which_ones_are_missing(tmp_path: Path) -> None:
     fake_run(tmp_path / "a", "none")
     gather([tmp_path / "a"], tmp_path / "frontier.json", SILENT)
-    found = frontier_questions.answers(points_of(Frontier.at(tmp_path / "frontier.json").rows))
+    found = questions.answers(points_of(Frontier.at(tmp_path / "frontier.json").rows))
     assert len(found) == 7
     assert all(not answer.curves and answer.sentences[0].startswith("Not answered yet: it takes rows") for answer in found)
     assert write_page(tmp_path / "frontier.json").read_text().count("Not answered yet") == 7

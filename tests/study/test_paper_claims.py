@@ -8,7 +8,7 @@ import pytest
 from study.fake_publication import fake_row, fake_rows
 
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.paper_claims import (
+from wassersmooth.study.paper.claims import (
     CLAIMS,
     FAILS,
     HOLDS,
@@ -19,7 +19,7 @@ from wassersmooth.study.paper_claims import (
     Outcome,
     outcomes,
 )
-from wassersmooth.study.paper_results import REGULARIZERS, Results
+from wassersmooth.study.paper.results import REGULARIZERS, Results
 
 WITHIN = "within_one_point"
 

@@ -17,10 +17,11 @@ from study.small_studies import CPU, SILENT, stripes_file, tiny_study
 
 from wassersmooth import cli
 from wassersmooth.robustness import suites
-from wassersmooth.study import exhibits, experiment, publish, rows
+from wassersmooth.study import exhibits, experiment, rows
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.paper_results import AXES, ERRORS, KEY, REGULARIZERS
-from wassersmooth.study.published_models import load_published
+from wassersmooth.study.paper import publish
+from wassersmooth.study.paper.published_models import load_published
+from wassersmooth.study.paper.results import AXES, ERRORS, KEY, REGULARIZERS
 from wassersmooth.study.runs import runs_in
 
 ROOT = Path(__file__).parent.parent.parent

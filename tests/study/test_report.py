@@ -9,8 +9,8 @@ import pytest
 from study.fake_runs import POINTS, fake_study
 
 from wassersmooth import cli
-from wassersmooth.study.report import write_report
-from wassersmooth.study.report_reading import FILES
+from wassersmooth.study.report.reading import FILES
+from wassersmooth.study.report.writing import write_report
 from wassersmooth.study.tables import short_commit
 
 VOID = {"meta", "img", "br", "line", "circle", "rect", "path", "use", "link"}

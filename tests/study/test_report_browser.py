@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from study.fake_runs import fake_study
 
-from wassersmooth.study.report import write_report
+from wassersmooth.study.report.writing import write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (

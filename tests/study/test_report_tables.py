@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from study.fake_runs import fake_study
 
-from wassersmooth.study.report_estimates import Estimate
-from wassersmooth.study.report_reading import read_study
-from wassersmooth.study.report_summary import not_alike, subtitle, summary
-from wassersmooth.study.report_tables import (
+from wassersmooth.study.report.estimates import Estimate
+from wassersmooth.study.report.reading import read_study
+from wassersmooth.study.report.summary import not_alike, subtitle, summary
+from wassersmooth.study.report.tables import (
     all_tables,
     beyond_table,
     cost_table,

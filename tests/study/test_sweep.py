@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from study.small_studies import CPU, SILENT, tiny_study
 
 from wassersmooth import cli
-from wassersmooth.study import data, heatmap, presets, sweep
+from wassersmooth.study import data, presets
 from wassersmooth.study.config import Study
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.screen import Screen
-from wassersmooth.study.selection import SELECTIONS, Measured, choose, select
-from wassersmooth.study.shared_grid import SharedGrid
-from wassersmooth.study.sweep import Grid
+from wassersmooth.study.search import heatmap, sweep
+from wassersmooth.study.search.selection import SELECTIONS, Measured, choose, select
+from wassersmooth.study.search.shared_grid import SharedGrid
+from wassersmooth.study.search.sweep import Grid
 
 optuna = pytest.importorskip("optuna")
 GRID = Grid(etas=(0.1, 0.2), radii=(1, 2), masses=(0.0,))

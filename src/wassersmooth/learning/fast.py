@@ -15,18 +15,19 @@ import torch
 from torch import Tensor, fx, nn
 
 from wassersmooth import _checks
-from wassersmooth.learning import compiled, losses
+from wassersmooth.learning import losses
 from wassersmooth.learning.agreement import gap_between
-from wassersmooth.learning.convolutions import replace_convolutions
-from wassersmooth.learning.frozen import FrozenModel
-from wassersmooth.learning.memory_plan import keep_chosen_values
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
-from wassersmooth.learning.penalty_operator import meaning, squares_and_directions
-from wassersmooth.learning.replayed import Replayed
-from wassersmooth.learning.second_tangents import second_step_graph
-from wassersmooth.learning.tangents import Tangents
 from wassersmooth.learning.terms import Objective, Terms
-from wassersmooth.learning.traceable import (
+from wassersmooth.learning.tracing import compiled
+from wassersmooth.learning.tracing.convolutions import replace_convolutions
+from wassersmooth.learning.tracing.frozen import FrozenModel
+from wassersmooth.learning.tracing.memory_plan import keep_chosen_values
+from wassersmooth.learning.tracing.penalty_operator import meaning, squares_and_directions
+from wassersmooth.learning.tracing.replayed import Replayed
+from wassersmooth.learning.tracing.second_tangents import second_step_graph
+from wassersmooth.learning.tracing.tangents import Tangents
+from wassersmooth.learning.tracing.traceable import (
     check_values,
     directions_of,
     inputs_of,
@@ -35,7 +36,7 @@ from wassersmooth.learning.traceable import (
     refuse_untraceable,
     strength_of,
 )
-from wassersmooth.learning.traced import PlainStep, apart, elementary, plain_step
+from wassersmooth.learning.tracing.traced import PlainStep, apart, elementary, plain_step
 from wassersmooth.model_state import untouched
 
 TOLERANCE = {torch.float32: 2e-2, torch.float64: 1e-5}  # tf32 convolutions are allowed to be as wrong as they are

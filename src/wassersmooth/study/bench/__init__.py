@@ -1,0 +1,1 @@
+"""What a training step costs: measurements, tables and their page."""

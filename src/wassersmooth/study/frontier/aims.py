@@ -1,0 +1,138 @@
+"""What a penalty was hoped to reach on the frontier, and how far it got: against PGD-7 training, in flips, in its own geometry.
+
+A penalty here is a term on the gradient at the images themselves: no adversarial example is made in its training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from wassersmooth.study.frontier.comparison import Difference, EqualClean, Noise, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, Variant, base_variant, held_out, mean_over
+from wassersmooth.study.frontier.questions import title_of
+from wassersmooth.study.regularizers import PENALTIES
+
+REACHED, UNDECIDED, MISSED, UNKNOWN = "reached", "within chance", "not reached", "not measured"
+WITHOUT_ATTACKS = (*PENALTIES, "tikhonov", "tikhonov-euclidean")
+RIVAL, AUTOATTACK = "pgd7", "autoattack_8_pixel"
+TIME = 0.5  # of the rival's
+FLIPS = {"horizontal": 6.5, "vertical": 8.0}  # the paper's table 2, Wasserstein, rounded
+OWN_GEOMETRY = ("wasserstein20_0.5_unit_r2", "elastic_1.5")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What was hoped for, and what the rows say of it."""
+
+    hope: str
+    verdict: str
+    sentence: str
+
+
+def aims(points: Sequence[Point], dataset: str) -> list[Aim]:
+    """All of them, for every variant that has the rows; the paper's flips are those of CIFAR-10."""
+    noise = Noise.of(points)
+    variants = sorted({point.variant for point in points}, key=lambda variant: variant.order)
+    flips = _for_variants(points, variants, lambda mine: _flips(mine, noise), "Flips") if dataset == "cifar10" else []
+    return [
+        *_for_variants(points, variants, lambda mine: _against_rival(mine, noise), "AutoAttack"),
+        _time(points),
+        *flips,
+        *(_own_geometry(points, threat, noise) for threat in OWN_GEOMETRY),
+    ]
+
+
+def _for_variants(
+    points: Sequence[Point], variants: Sequence[Variant], ask: Callable[[Sequence[Point]], Aim | None], name: str
+) -> list[Aim]:
+    found = []
+    for variant in variants:
+        if (aim := ask([point for point in points if point.variant == variant])) is not None:
+            found.append(Aim(f"{aim.hope} ({variant})", aim.verdict, aim.sentence))
+    return found or [Aim(name, UNKNOWN, "No rows of a penalty that tell.")]
+
+
+def _against_rival(mine: Sequence[Point], noise: Noise) -> Aim | None:
+    """The most robust penalty and the most robust PGD-7 network, both picked on validation images."""
+    attacked = [(p, seen) for p in mine if p.values(AUTOATTACK) and (seen := held_out(p)) is not None]
+    sides = [[(p, s) for p, s in attacked if p.kind in kinds] for kinds in ((RIVAL,), WITHOUT_ATTACKS)]
+    if not all(sides):
+        return None
+    rival, penalty = (min(side, key=lambda pair: mean_over(pair[1], [STRONGEST]))[0] for side in sides)
+    gap = at_equal_strength([(penalty, rival)], AUTOATTACK, noise)
+    assert gap is not None  # both have values
+    sentence = f"{_told(penalty)} against {_told(rival)}: {gap.mean:+.1f} ± {gap.error:.1f}."
+    return Aim(f"{THREATS[AUTOATTACK]}: a penalty no worse than PGD-7 training", _judged(gap), sentence)
+
+
+def _time(points: Sequence[Point]) -> Aim:
+    """Among runs that had the device for themselves: those that share it share its time."""
+    hope = f"Time: at most {TIME:g} of PGD-7 training"
+    paces: dict[str, list[float]] = {}
+    for row in (row for point in points for row in point.rows if row["runs_at_once"] == 1 and row["epochs_trained"]):
+        paces.setdefault(row["kind"], []).append(row["training_seconds"] / row["epochs_trained"])
+    means = {kind: math.fsum(found) / len(found) for kind, found in paces.items()}
+    penalties = {kind: pace for kind, pace in means.items() if kind in WITHOUT_ATTACKS}
+    if RIVAL not in means or not penalties:
+        return Aim(
+            hope, UNKNOWN, "No penalty and PGD-7 network were trained with `--parallel 1`, and other times do not compare."
+        )
+    shares = {kind: pace / means[RIVAL] for kind, pace in penalties.items()}
+    listed = ", ".join(f"{title_of(kind)} {share:.2f}" for kind, share in shares.items())
+    reached = REACHED if max(shares.values()) <= TIME else MISSED
+    return Aim(hope, reached, f"Of its {means[RIVAL]:.1f} s for an epoch alone on the device: {listed}.")
+
+
+def _flips(mine: Sequence[Point], noise: Noise) -> Aim | None:
+    """Of the penalties that are steady enough on validation images, the one with the least clean error there."""
+    measured = [(p, s) for p in mine if p.values("flips") and (s := held_out(p)) is not None and s.values("flips")]
+    penalties = [(p, s) for p, s in measured if p.kind in WITHOUT_ATTACKS]
+    if not penalties:
+        return None
+    steady = [(p, s) for p, s in penalties if all(_flips_of(s, axis) <= limit for axis, limit in FLIPS.items())]
+    least = "clean" if steady else "flips"
+    best, _ = min(steady or penalties, key=lambda pair: mean_over(pair[1], [least]))
+    error = math.sqrt(noise.variance("flips", 0.0) / best.seeds)
+    gap = Difference(max(_flips_of(best, axis) - limit for axis, limit in FLIPS.items()), error)
+    values = " / ".join(f"{_flips_of(best, axis):.1f}" for axis in FLIPS)
+    sentence = f"`{best.regularizer}`: {values} flips ± {error:.1f}, with clean error {best.mean('clean'):.1f} %."
+    hope = f"Flips: at most {FLIPS['horizontal']} horizontally and {FLIPS['vertical']} vertically"
+    return Aim(hope, _judged(gap), sentence)
+
+
+def _own_geometry(points: Sequence[Point], threat: str, noise: Noise) -> Aim:
+    """The family of penalties that is best on validation images, against the common front of all other ways of training."""
+    label = THREATS[threat]
+    hope = f"{label[0].upper()}{label[1:]}: a penalty better than every other way of training, at equal clean error"
+    base = [p for p in points if p.variant == base_variant(points)]
+    seen = [s for p in base if (s := held_out(p)) is not None]
+    families = dict.fromkeys(p.family for p in seen if p.kind in WITHOUT_ATTACKS)
+    found = {f: met.difference for f in families if (met := _against_others(seen, f, threat, noise)) is not None}
+    best = min(found, key=lambda family: found[family].mean, default=None)
+    tested = None if best is None else _against_others(base, best, threat, noise)
+    if best is None or tested is None:
+        return Aim(hope, UNKNOWN, "No penalty has a clean error that another way of training reaches.")
+    gap = tested.difference
+    sentence = f"{title_of(best)} is the best penalty on validation images; on test images {gap.mean:+.1f} ± {gap.error:.1f}."
+    return Aim(hope, _judged(gap), sentence[0].upper() + sentence[1:])
+
+
+def _against_others(points: Sequence[Point], family: str, threat: str, noise: Noise) -> EqualClean | None:
+    own = [p for p in points if p.family == family]
+    return at_equal_clean(own, [p for p in points if p.kind not in WITHOUT_ATTACKS], threat, noise)
+
+
+def _judged(gap: Difference) -> str:
+    """Negative is better."""
+    return UNDECIDED if not gap.clear else REACHED if gap.mean < 0 else MISSED
+
+
+def _flips_of(point: Point, axis: str) -> float:
+    values = [row["flips"][axis] for row in point.rows if row["flips"]]
+    return math.fsum(values) / len(values)
+
+
+def _told(point: Point) -> str:
+    return f"`{point.regularizer}` {point.mean(AUTOATTACK):.1f} % (clean {point.mean('clean'):.1f} %)"

@@ -1,0 +1,152 @@
+"""The frontier of clean against robust error as a file of rows: one for each evaluated run, all trained in one harness.
+
+More runs, seeds and suites are added by giving the command again; a row is found again by :data:`KEY`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from wassersmooth.study import durable, rows
+from wassersmooth.study.config import RunConfig, flatten
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.frontier.points import THREATS, chosen, fronts, points_of
+from wassersmooth.study.rows import Row
+from wassersmooth.study.runs import EVALUATIONS, Run, read_json, runs_in
+from wassersmooth.study.screen import Screen
+
+KEY = ("family", "regularizer", "activation", "augment", "epochs", "patience", "seed")
+# What all runs of one frontier share; the rest is either in the key or decides nothing.
+HARNESS = frozenset(
+    {"dataset", "train_images", "validation", "split_seed", "model", "batch_size", "learning_rate", "momentum", "precision"}
+    | {"weight_decay", "eta_ramp"}
+)
+PER_MEASURE = ("errors", "intervals", "images")  # entries of a row by the name of a measure
+
+
+def gather(folders: Sequence[Path], results: Path, screen: Screen) -> list[Row]:
+    """Adds the evaluated runs of the folders to the file, marks the fronts anew, and returns all rows."""
+    stored = rows.read(results)
+    harness = stored.get("harness")
+    known = {rows.key_of(row, KEY): row for row in stored["rows"]}
+    new = []
+    for run in [run for folder in folders for run in runs_in(folder)]:
+        if (reason := _unready(run)) is not None:
+            screen.line(f"{run.folder}: left out, {reason}")
+            continue
+        harness = _one_harness(run, harness, results)
+        row = row_of(run)
+        new.append(united(known.get(rows.key_of(row, KEY)), row))
+    if not new:
+        raise StudyError(
+            f"none of {', '.join(map(str, folders))} holds a run that was evaluated against a threat of the frontier; "
+            "measure first: wassersmooth evaluate FOLDER --suite frontier"
+        )
+    durable.make_folder(results.parent)
+    everything = rows.merged(stored["rows"], new, KEY)
+    picked = {name: [point.regularizer for point in found] for name, found in chosen(points_of(everything)).items()}
+    return rows.merge(results, marked(everything), KEY, harness=harness, chosen=picked)
+
+
+def row_of(run: Run) -> Row:
+    """All that the page needs to know about a run."""
+    config, point = run.config, run.config.regularizer
+    evaluation = run.evaluation()
+    origin = read_json(run.folder / "provenance.json", "a finished run")
+    intervals = evaluation.get("intervals", {})
+    row: Row = {"family": family_of(config), "regularizer": str(point), "kind": point.kind, "eta": point.eta}
+    row |= {"radius": point.radius, "mass": point.mass, "epsilon": point.epsilon}
+    row |= {"activation": config.model.activation, "augment": config.data.augment, "epochs": config.training.epochs}
+    row |= {"patience": config.training.patience, "milestones": list(config.training.milestones), "seed": config.seed}
+    row |= {"epochs_trained": len(run.metrics()), "errors": _rounded(evaluation["errors"])}
+    row |= {"images": {entry["name"]: entry["images"] for entry in evaluation.get("entries", [])}}
+    row |= {"intervals": {name: [round(end, 3) for end in ends] for name, ends in intervals.items()}}
+    row |= {"flips": _rounded(evaluation["flips"]), "verdict": evaluation["verdict"]}
+    row |= {"training_seconds": origin["seconds"], "runs_at_once": config.machine.parallel}
+    row |= {"commit": origin.get("commit"), "hardware": origin.get("device")}
+    if (run.folder / EVALUATIONS["validation"]).is_file():
+        held_out = run.evaluation("validation")
+        row["validation"] = {"errors": _rounded(held_out["errors"]), "flips": _rounded(held_out["flips"])}
+    return row | {"model_sha256": evaluation.get("model_sha256"), "front": []}
+
+
+def family_of(config: RunConfig) -> str:
+    """The regularizer without its strength: ``wasserstein:radius=2,mass=0.25``."""
+    point = config.regularizer
+    parts = [f"{name}={getattr(point, name):g}" for name in ("radius", "mass") if getattr(point, name)]
+    return f"{point.kind}:{','.join(parts)}" if parts else point.kind
+
+
+def united(old: Row | None, new: Row) -> Row:
+    """The new row with what another suite has measured of the same weights; each measure from the most images."""
+    if old is None or old.get("model_sha256") is None or old["model_sha256"] != new["model_sha256"]:
+        return new
+    result = dict(new) | {name: dict(new[name]) for name in PER_MEASURE}
+    if "validation" in old:
+        result.setdefault("validation", old["validation"])
+    for name in old["errors"]:
+        if old["images"].get(name, 0) > new["images"].get(name, 0) or name not in new["errors"]:
+            for entry in PER_MEASURE:
+                result[entry] |= {name: old[entry][name]} if name in old[entry] else {}
+    if old["verdict"].startswith("masked") and not new["verdict"].startswith("masked"):
+        result["verdict"] = old["verdict"]
+    return result
+
+
+def marked(found: Sequence[Row]) -> list[Row]:
+    """The rows with the threats against which their point is on the Pareto front of its variant."""
+    on_front: dict[tuple[Any, ...], list[str]] = {}
+    points = points_of(found)
+    for measure, best in fronts(points).items():
+        for point in best:
+            on_front.setdefault((point.variant, point.regularizer), []).append(measure)
+    known = {id(row): (point.variant, point.regularizer) for point in points for row in point.rows}
+    return [row | {"front": on_front.get(known[id(row)], [])} for row in found]
+
+
+def _unready(run: Run) -> str | None:
+    if not (run.folder / "provenance.json").is_file():  # the weights themselves may lie elsewhere by now
+        return "it is not trained to the end"
+    if not (run.folder / EVALUATIONS["test"]).is_file():
+        return "it was not evaluated"
+    errors = run.evaluation().get("errors", {})
+    return None if "clean" in errors and set(THREATS) & set(errors) else "its evaluation has none of the frontier's threats"
+
+
+def _one_harness(run: Run, harness: dict[str, Any] | None, results: Path) -> dict[str, Any]:
+    """What all runs have in common; runs of as many epochs have one schedule."""
+    own = {name: value for name, value in flatten(run.config).items() if name in HARNESS}
+    schedule, milestones = f"milestones of {run.config.training.epochs} epochs", list(run.config.training.milestones)
+    harness = {**(own if harness is None else harness)}
+    harness.setdefault(schedule, milestones)
+    for name, value in (own | {schedule: milestones}).items():
+        if harness.get(name) != value:
+            raise StudyError(
+                f"{run.folder} was trained with {name} = {value!r}; {results} holds runs with {harness.get(name)!r}, and a "
+                "frontier compares runs of one harness; choose another --results"
+            )
+    return harness
+
+
+def _rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in values.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Frontier:
+    """The stored file, read for a page."""
+
+    rows: list[Row]
+    harness: dict[str, Any]
+
+    @classmethod
+    def at(cls, results: Path) -> Frontier:
+        if not results.exists():
+            raise StudyError(f"{results} does not exist; gather runs first: wassersmooth frontier FOLDERS --results {results}")
+        stored = rows.read(results)
+        if not stored["rows"] or "harness" not in stored:
+            raise StudyError(f"{results} holds no rows of a frontier; gather runs first: wassersmooth frontier FOLDERS")
+        return cls(stored["rows"], stored["harness"])

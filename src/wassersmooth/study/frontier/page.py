@@ -1,0 +1,168 @@
+"""The frontier as a page: plots, questions with their answers, and every point in a table. All of it from the rows alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from wassersmooth.study import durable
+from wassersmooth.study.frontier.aims import aims
+from wassersmooth.study.frontier.comparison import NEARLY, Noise
+from wassersmooth.study.frontier.gathering import Frontier
+from wassersmooth.study.frontier.plots import family_plot, question_plot, variant_plot
+from wassersmooth.study.frontier.points import (
+    CHOICES,
+    NOTHING_CHOSEN,
+    THREATS,
+    Point,
+    base_variant,
+    chosen,
+    fronts,
+    measured_threats,
+    points_of,
+)
+from wassersmooth.study.frontier.questions import Answer, answers, title_of
+from wassersmooth.study.tables import short_commit
+
+AIMS = (
+    "What a penalty on the gradient, which makes no adversarial example, was hoped to reach. Differences are those of the test "
+    "errors, penalty less rival, ± one standard error; networks were picked on validation images. *Within chance*: less than "
+    "two standard errors from the line."
+)
+
+
+def write_page(results: Path) -> Path:
+    """Renders the file of rows: its page beside it, the plots in a folder of the same name."""
+    frontier, folder = Frontier.at(results), results.with_suffix("")
+    points = points_of(frontier.rows)
+    durable.make_folder(folder)
+    usual = base_variant(points)
+    base = [point for point in points if point.variant == usual]
+    for threat in measured_threats(base):
+        durable.write(folder / f"{threat}.png", family_plot(base, threat))
+    for variant in {point.variant for point in points} - {usual}:
+        durable.write(folder / f"{variant.slug}.png", variant_plot([p for p in points if p.variant == variant]))
+    for answer in answers(points):
+        if answer.curves:
+            durable.write(folder / f"question-{answer.name}.png", question_plot(answer))
+    page = results.with_suffix(".md")
+    durable.write(page, page_text(frontier, results).encode())
+    return page
+
+
+def page_text(frontier: Frontier, results: Path) -> str:
+    """The page in Markdown; the same rows give the same text."""
+    points, folder = points_of(frontier.rows), results.stem
+    base = base_variant(points)
+    parts = [
+        "# The frontier of clean against robust error",
+        f"Rendered from `{results.name}` by `wassersmooth frontier --render`; nothing here is written by hand.",
+        _harness(frontier, points),
+    ]
+    parts += ["## Questions", _reading(Noise.of(points))]
+    for answer in answers(points):
+        parts += [f"### {answer.question}", *_answered(answer, folder)]
+    parts += ["## How far penalties got", AIMS, _aims(points, frontier.harness["dataset"])]
+    parts.append(f"## Every family ({base})")
+    for threat in measured_threats(p for p in points if p.variant == base):
+        parts += [f"![Clean error against {THREATS[threat]}, a line for each family]({folder}/{threat}.png)"]
+    parts += ["## Every point", "Means over seeds, ± their standard deviation. **Bold**: no other point of the same table is"]
+    parts[-1] += " better in both clean error and this column. Flips are label changes along a translation, mean of both axes."
+    on_front = {threat: {id(p) for p in found} for threat, found in fronts(points).items()}
+    for variant in sorted({point.variant for point in points}, key=lambda v: v.order):
+        mine = [point for point in points if point.variant == variant]
+        front_here = {
+            t: {p.regularizer for p in points if id(p) in ids and p.variant == variant} for t, ids in on_front.items()
+        }
+        plot = [f"![Clean error against each threat: {variant}]({folder}/{variant.slug}.png)"] if variant != base else []
+        parts += [f"### {variant}", *plot, _table(mine, front_here)]
+    parts += ["## Chosen points", *_chosen(points)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _aims(points: Sequence[Point], dataset: str) -> str:
+    lines = [["hoped for", "verdict", "evidence"], ["---"] * 3]
+    lines += [[aim.hope, f"**{aim.verdict}**", aim.sentence] for aim in aims(points, dataset)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _chosen(points: Sequence[Point]) -> list[str]:
+    found = chosen(points)
+    if not any(found.values()):
+        return [f"{NOTHING_CHOSEN[0].upper()}{NOTHING_CHOSEN[1:]}."]
+    parts = ["For more seeds, more epochs and AutoAttack, one point of each kind, by two rules, on validation images alone."]
+    for name, picked in found.items():
+        flags = " ".join(f'"{point.regularizer}"' for point in picked)
+        parts += [f"{name.replace('_', ' ').capitalize()}: {CHOICES[name]}.", f"```\n--regularizers {flags}\n```"]
+    return parts
+
+
+def _harness(frontier: Frontier, points: Sequence[Point]) -> str:
+    h, rows = frontier.harness, frontier.rows
+    counts = sorted({n for row in rows for name, n in row["images"].items() if name in THREATS})
+    images = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}" if counts else "unknown numbers of"
+    hardware = ", ".join(sorted({str(row["hardware"]) for row in rows}))
+    commits = ", ".join(sorted({short_commit(row["commit"]) for row in rows}))
+    return (
+        f"{len(rows)} runs at {len(points)} points: {h['model']} on {h['dataset']}, batch {h['batch_size']}, SGD with momentum "
+        f"{h['momentum']:g}, learning rate {h['learning_rate']:g}, weight decay {h['weight_decay']:g}, {h['precision']}; "
+        f"{100 * h['validation']:g} % of the training images held out. Attacks on {images} test images. "
+        f"Hardware: {hardware}. Commits: {commits}."
+    )
+
+
+def _reading(noise: Noise) -> str:
+    unseeded = [THREATS.get(name, name) for name in noise.scales if name in noise.from_images]
+    source = "the spread over seeds, pooled over all points"
+    if len(unseeded) == len(noise.scales):
+        source = "the test images alone, for want of seeds"
+    elif unseeded:
+        source += f" (for {', '.join(unseeded)}: the test images alone, for want of seeds)"
+    return (
+        "Differences in points, first less second, so negative is better; ± one standard error, from "
+        f"{source}. Helps and hurts mean more than two of them; with this many comparisons one in twenty does so by chance. "
+        "Equal clean error: interpolated along the front of each side, over the clean errors that both reach within "
+        f"{NEARLY:g} points."
+    )
+
+
+def _answered(answer: Answer, folder: str) -> list[str]:
+    plot = [f"![{answer.question}]({folder}/question-{answer.name}.png)"] if answer.curves else []
+    return ["\n".join(f"- {sentence}" for sentence in answer.sentences), *plot]
+
+
+def _table(points: Sequence[Point], on_front: dict[str, set[str]]) -> str:
+    threats = measured_threats(points)
+    head = ["regularizer", "seeds", "clean", *(THREATS[t] for t in threats), "epochs trained", "seconds", "signs of masking"]
+    lines = [head, ["---", *["---:"] * (len(head) - 2), "---"]]
+    for point in sorted(points, key=lambda p: (_rank(p), p.family, p.rows[0]["eta"], p.rows[0]["epsilon"])):
+        cells = [_cell(point, t, point.regularizer in on_front.get(t, ())) for t in threats]
+        masked = sorted({row["verdict"].removeprefix("masked: ") for row in point.rows if row["verdict"].startswith("masked")})
+        trained = _mean([float(row["epochs_trained"]) for row in point.rows])
+        seconds = _mean([float(row["training_seconds"]) for row in point.rows])
+        at_once = max(row["runs_at_once"] for row in point.rows)
+        time = f"{seconds:.0f}" + (f" ({at_once} at once)" if at_once > 1 else "")
+        lines.append([f"`{point.regularizer}`", f"{point.seeds}", _cell(point, "clean"), *cells, f"{trained:g}", time])
+        lines[-1].append("; ".join(masked) or "none")
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(point: Point, measure: str, bold: bool = False) -> str:
+    values = point.values(measure)
+    if not values:
+        return ""
+    mean = _mean(values)
+    text = f"{mean:.1f}"
+    if len(values) > 1:
+        text += f" ± {math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)):.1f}"
+    return f"**{text}**" if bold else text
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _rank(point: Point) -> tuple[bool, str]:
+    """The plain network first, the others by their title."""
+    return point.family != "none", title_of(point.family.split(":")[0])

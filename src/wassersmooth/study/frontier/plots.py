@@ -1,0 +1,159 @@
+"""The plots of a frontier: clean error to the right, robust error upwards, so that better is down and to the left."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from wassersmooth import _checks
+from wassersmooth.study.frontier.points import THREATS, Point, measured_threats
+from wassersmooth.study.frontier.questions import TITLES, Answer, Curve, title_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = {
+    "none": "#000000",
+    "euclidean": "#1f77b4",
+    "wasserstein": "#d62728",
+    "uniform": "#ff7f0e",
+    "dual-norm": "#17becf",
+    "euclidean-length": "#7fb3e6",
+    "wasserstein-length": "#8b0000",
+    "dual-length": "#0b6e7a",
+    "tikhonov": "#9467bd",
+    "tikhonov-euclidean": "#c5b0d5",
+    "euclidean-noise": "#8c8c8c",
+    "wasserstein-noise": "#c49c94",
+    "adversarial": "#2ca02c",
+    "l2-adversarial": "#98df8a",
+    "pgd7": "#006400",
+    "wasserstein-adversarial": "#bcbd22",
+}
+COMBINATION = "#e377c2"  # a penalty under an attack
+LINES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+COLUMNS = 3
+
+
+def family_plot(points: Sequence[Point], threat: str) -> bytes:
+    """One line for each family; the color is its kind, the marker its radius and mass."""
+    figure = _figure((9.0, 5.6))
+    axes = figure.add_subplot()
+    families = list(dict.fromkeys(point.family for point in points))
+    kinds: dict[str, int] = {}
+    for family in sorted(families, key=_place):
+        kind = family.partition(":")[0]
+        style = kinds[kind] = kinds.get(kind, -1) + 1
+        members = [point for point in points if point.family == family]
+        _line(axes, members, threat, title_of(family), COLORS.get(kind, COMBINATION), style)
+    _label(axes, threat)
+    axes.set_ylabel(_unit(threat))
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7.5, frameon=False)
+    return _png(figure)
+
+
+def question_plot(answer: Answer) -> bytes:
+    """The curves of one question; points of one regularizer are tied where variants are compared."""
+    return _panels(answer.question, answer.curves, tied=_compares_variants(answer))
+
+
+def variant_plot(points: Sequence[Point]) -> bytes:
+    """All families of one variant."""
+    families = sorted(dict.fromkeys(point.family for point in points), key=_place)
+    curves = [Curve(title_of(family), tuple(p for p in points if p.family == family)) for family in families]
+    return _panels(str(points[0].variant), curves, tied=False)
+
+
+def _panels(title: str, curves: Sequence[Curve], tied: bool) -> bytes:
+    """A panel for each threat."""
+    threats = measured_threats(point for curve in curves for point in curve.points)
+    rows = math.ceil(len(threats) / COLUMNS)
+    figure = _figure((3.4 * min(COLUMNS, len(threats)), 2.8 * rows + 0.2 * len(curves) + 0.3))
+    panels = [figure.add_subplot(rows, min(COLUMNS, len(threats)), number + 1) for number in range(len(threats))]
+    for axes, threat in zip(panels, threats, strict=True):
+        for number, curve in enumerate(curves):
+            _line(axes, curve.points, threat, curve.title, f"C{number}", number, joined=not tied)
+        if tied:
+            _tie(axes, curves, threat)
+        _label(axes, threat)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", fontsize=8, frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    return _png(figure)
+
+
+def _compares_variants(answer: Answer) -> bool:
+    """Then a curve has points of many families, which no line joins."""
+    return any(len({point.family for point in curve.points}) > 1 for curve in answer.curves)
+
+
+def _tie(axes: Axes, curves: Sequence[Curve], threat: str) -> None:
+    """A thin line through the points of one regularizer, from variant to variant."""
+    first, *others = curves
+    for start in first.points:
+        for end in [point for curve in others for point in curve.points if point.regularizer == start.regularizer]:
+            x, y = ([point.mean(measure) for point in (start, end)] for measure in ("clean", threat))
+            if None not in (*x, *y):
+                axes.plot(x, y, color="0.6", linewidth=0.6, zorder=0)  # type: ignore[arg-type]
+
+
+def _line(axes: Axes, points: Sequence[Point], threat: str, title: str, color: str, style: int, joined: bool = True) -> None:
+    known = [(c, r, p) for p in points if (c := p.mean("clean")) is not None and (r := p.mean(threat)) is not None]
+    known.sort(key=lambda item: (item[2].rows[0]["eta"], item[2].rows[0]["epsilon"]))
+    axes.errorbar(
+        [clean for clean, _, _ in known],
+        [robust for _, robust, _ in known],
+        xerr=[_spread(p, "clean") for _, _, p in known],
+        yerr=[_spread(p, threat) for _, _, p in known],
+        color=color,
+        marker="*" if title == "none" else MARKERS[style % len(MARKERS)],
+        markersize=10 if title == "none" else 4.5,
+        linestyle=LINES[style % len(LINES)] if joined else "none",
+        linewidth=1.2,
+        elinewidth=0.7,
+        label=title,
+    )
+
+
+def _spread(point: Point, measure: str) -> float:
+    values = point.values(measure)
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)) if len(values) > 1 else 0.0
+
+
+def _label(axes: Axes, threat: str) -> None:
+    axes.set_title(THREATS[threat], loc="left", fontsize=9)
+    axes.set_xlabel("clean error, %", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.grid(True, linewidth=0.4, alpha=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _unit(threat: str) -> str:
+    return "label changes along a translation" if threat == "flips" else "robust error, %"
+
+
+def _place(family: str) -> tuple[int, str]:
+    order, kind = list(TITLES), family.partition(":")[0]
+    return order.index(kind) if kind in order else len(order), family
+
+
+def _figure(size: tuple[float, float]) -> Figure:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as missing:
+        raise _checks.extra("matplotlib", "plots", "drawing a frontier") from missing
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
+    return buffer.getvalue()

@@ -1,0 +1,251 @@
+"""The questions that a frontier settles. Each picks the points that answer it and says in sentences what they say.
+
+Families are compared at equal clean error, along their fronts. Variants of the whole harness (activation, epochs,
+augmentation) are compared at equal strength as well, since clean error itself moves there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from wassersmooth.study.frontier.comparison import Difference, Noise, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.points import THREATS, Point, Variant, base_variant, measured_threats
+from wassersmooth.study.tables import counted, listed
+
+TITLES = {
+    "none": "none",
+    "euclidean": "Euclidean",
+    "wasserstein": "Wasserstein",
+    "uniform": "image-independent",
+    "dual-norm": "dual norm",
+    "euclidean-length": "Euclidean length",
+    "wasserstein-length": "Wasserstein length",
+    "dual-length": "dual length",
+    "tikhonov": "Tikhonov",
+    "tikhonov-euclidean": "Euclidean Tikhonov",
+    "euclidean-noise": "Gaussian noise",
+    "wasserstein-noise": "Wasserstein noise",
+    "adversarial": "FGSM training",
+    "l2-adversarial": "L2 one-step training",
+    "pgd7": "PGD-7 training",
+    "wasserstein-adversarial": "Wasserstein one-step training",
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of the question's plot."""
+
+    title: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question, what the rows say, and the curves to look at. Without curves the rows are still missing."""
+
+    name: str
+    question: str
+    sentences: tuple[str, ...]
+    curves: tuple[Curve, ...]
+
+
+def title_of(family: str) -> str:
+    """``wasserstein:radius=2,mass=0.25`` in words."""
+    kind, _, rest = family.partition(":")
+    words = " + ".join(TITLES.get(part, part) for part in kind.split("+"))
+    return ", ".join([words, *(part.replace("=", " ") for part in rest.split(",") if part)])
+
+
+def answers(points: Sequence[Point]) -> list[Answer]:
+    """All questions, in the order of the page."""
+    noise = Noise.of(points)
+    return [ask(points, noise) for ask in QUESTIONS]
+
+
+def image_dependence(points: Sequence[Point], noise: Noise) -> Answer:
+    families = _families(points)
+    pairs = [(family.replace("uniform", "wasserstein"), family) for family in families if family.split(":")[0] == "uniform"]
+    named = [(f"With {_rest(second)}, the dependence on the image", first, second) for first, second in pairs]
+    missing = "it takes rows of `uniform` and of `wasserstein` with the same radius and mass"
+    return _of_families("image", "Does the dependence of L on the image matter?", named, points, noise, missing)
+
+
+def mass_term(points: Sequence[Point], noise: Noise) -> Answer:
+    named = []
+    for family in _families(points):
+        kind, radius, mass = _parsed(family)
+        if kind == "wasserstein" and mass:
+            named.append((f"A mass term of {mass:g} at radius {radius}", family, f"wasserstein:radius={radius}"))
+    missing = "it takes rows of `wasserstein` with and without a mass, at the same radius"
+    return _of_families("mass", "What does the mass term buy?", named, points, noise, missing)
+
+
+def radius(points: Sequence[Point], noise: Noise) -> Answer:
+    radii = sorted({r for kind, r, mass in map(_parsed, _families(points)) if kind == "wasserstein" and not mass})
+    named = [
+        (f"Radius {r} in place of {radii[0]}", f"wasserstein:radius={r}", f"wasserstein:radius={radii[0]}") for r in radii[1:]
+    ]
+    missing = "it takes rows of `wasserstein` without a mass at two radii"
+    return _of_families("radius", "Which radius?", named, points, noise, missing)
+
+
+def laplacian_term(points: Sequence[Point], noise: Noise) -> Answer:
+    named = []
+    for family in _families(points):
+        kind, _, rest = family.partition(":")
+        if kind == "tikhonov":
+            named.append((f"With {_rest(family)}, the Laplacian term", family, f"wasserstein:{rest}"))
+        if kind == "tikhonov-euclidean":
+            named.append(("In the Euclidean metric, the Laplacian term", family, "euclidean"))
+    missing = "it takes rows of `tikhonov` and `wasserstein` of one radius, or of `tikhonov-euclidean` and `euclidean`"
+    return _of_families("laplacian", "Does the Laplacian term help?", named, points, noise, missing)
+
+
+def activation(points: Sequence[Point], noise: Noise) -> Answer:
+    base = base_variant(points)
+    others = [v for v in _variants(points) if v.activation != base.activation and v == base._replace(activation=v.activation)]
+    named = [(f"{v.activation} in place of {base.activation}", v) for v in others]
+    missing = f"it takes rows with another activation than {base.activation}, such as --activation relu"
+    return _of_variants("activation", "Softplus or relu?", named, points, noise, missing)
+
+
+def early_stopping(points: Sequence[Point], noise: Noise) -> Answer:
+    base = base_variant(points)
+    alike = [v for v in _variants(points) if v != base and v == base._replace(epochs=v.epochs, patience=v.patience)]
+    named = [
+        (f"Training for {v.epochs} epochs" + ("" if v.patience is None else f", stopped early with patience {v.patience},"), v)
+        for v in alike
+    ]
+    missing = f"it takes rows with more than {base.epochs} epochs, with and without --patience"
+    question = "Does stopping early prevent the overfitting of robustness?"
+    return _of_variants("epochs", question, named, points, noise, missing)
+
+
+def augmentation(points: Sequence[Point], noise: Noise) -> Answer:
+    base = base_variant(points)
+    others = [v for v in _variants(points) if v.augment != base.augment and v == base._replace(augment=v.augment)]
+    named = [("Augmentation by crops and flips" if v.augment else "No augmentation", v) for v in others]
+    missing = "it takes rows with --augment True"
+    return _of_variants("augmentation", "With crops and flips, what changes?", named, points, noise, missing)
+
+
+Question = Callable[[Sequence[Point], Noise], Answer]
+QUESTIONS: tuple[Question, ...] = (
+    image_dependence,
+    mass_term,
+    radius,
+    laplacian_term,
+    activation,
+    early_stopping,
+    augmentation,
+)
+
+
+def _of_families(
+    name: str, question: str, named: Sequence[tuple[str, str, str]], points: Sequence[Point], noise: Noise, missing: str
+) -> Answer:
+    """Pairs of families (subject, first, second), in the base variant."""
+    base = base_variant(points)
+    members = {family: tuple(p for p in points if p.variant == base and p.family == family) for family in _families(points)}
+    found = [(subject, first, second) for subject, first, second in named if members.get(first) and members.get(second)]
+    if not found:
+        return Answer(name, question, (f"Not answered yet: {missing}.",), ())
+    sentences = [_equal_clean_sentence(subject, [(members[a], members[b])], noise) for subject, a, b in found]
+    shown = dict.fromkeys(family for _, first, second in found for family in (second, first))
+    return Answer(name, question, tuple(sentences), tuple(Curve(title_of(family), members[family]) for family in shown))
+
+
+def _of_variants(
+    name: str, question: str, named: Sequence[tuple[str, Variant]], points: Sequence[Point], noise: Noise, missing: str
+) -> Answer:
+    """Variants against the base one: at equal strength, then at equal clean error family by family."""
+    usual = base_variant(points)
+    base = {p.regularizer: p for p in points if p.variant == usual}
+    sentences: list[str] = []
+    curves: list[Curve] = []
+    compared: set[str] = set()
+    for subject, variant in named:
+        others = [p for p in points if p.variant == variant]
+        pairs = [(p, base[p.regularizer]) for p in others if p.regularizer in base]
+        if not pairs:
+            continue
+        sentences.append(_equal_strength_sentence(subject, pairs, noise))
+        both = [
+            ([p for p in others if p.family == family], [p for p in base.values() if p.family == family])
+            for family in dict.fromkeys(p.family for p in others)
+        ]
+        sentences.append(_equal_clean_sentence(subject, both, noise))
+        curves.append(Curve(str(variant), tuple(p for p, _ in pairs)))
+        compared |= {p.regularizer for p, _ in pairs}
+    if not curves:
+        return Answer(name, question, (f"Not answered yet: {missing}.",), ())
+    known = Curve(str(usual), tuple(p for p in base.values() if p.regularizer in compared))
+    return Answer(name, question, tuple(sentences), (known, *curves))
+
+
+def _equal_clean_sentence(subject: str, sides: Sequence[tuple[Sequence[Point], Sequence[Point]]], noise: Noise) -> str:
+    """Pairs of fronts, averaged where there are several."""
+    found: dict[str, Difference] = {}
+    cleans: list[float] = []
+    places = 0
+    for threat in measured_threats(p for pair in sides for side in pair for p in side):
+        met = [meeting for a, b in sides if (meeting := at_equal_clean(a, b, threat, noise)) is not None]
+        if met:
+            mean = sum(m.difference.mean for m in met) / len(met)
+            found[threat] = Difference(mean, sum(m.difference.error**2 for m in met) ** 0.5 / len(met))
+            cleans += [end for m in met for end in (m.low, m.high)]
+            places = max(places, sum(m.places for m in met))
+    if not found:
+        return f"{subject}: no clean error that both sides reach within these rows."
+    where = f"{min(cleans):.1f} to {max(cleans):.1f} %, {counted(places, 'place')}"
+    everyone = [p for pair in sides for side in pair for p in side]
+    return f"{subject} {_verdict(found)}: at equal clean error ({where}; {_seeds(everyone)}) {_figures(found)}."
+
+
+def _equal_strength_sentence(subject: str, pairs: Sequence[tuple[Point, Point]], noise: Noise) -> str:
+    everyone = [point for pair in pairs for point in pair]
+    measures = ["clean", *measured_threats(everyone)]
+    found = {m: gap for m in measures if (gap := at_equal_strength(pairs, m, noise)) is not None}
+    where = f"{counted(len(pairs), 'regularizer')}; {_seeds(everyone)}"
+    return f"{subject} {_verdict(found)}: at equal strength ({where}) {_figures(found)}."
+
+
+def _verdict(found: dict[str, Difference]) -> str:
+    helps = [_label(name) for name, gap in found.items() if gap.clear and gap.mean < 0]
+    hurts = [_label(name) for name, gap in found.items() if gap.clear and gap.mean > 0]
+    parts = [f"helps with {listed(helps)}"] * bool(helps) + [f"hurts with {listed(hurts)}"] * bool(hurts)
+    return " and ".join(parts) or "changes nothing beyond twice the standard error"
+
+
+def _figures(found: dict[str, Difference]) -> str:
+    return listed([f"{_label(name)} {gap.mean:+.1f} ± {gap.error:.1f}" for name, gap in found.items()])
+
+
+def _label(measure: str) -> str:
+    return THREATS.get(measure, measure)
+
+
+def _seeds(points: Sequence[Point]) -> str:
+    counts = sorted({point.seeds for point in points})
+    return counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+
+
+def _families(points: Sequence[Point]) -> list[str]:
+    base = base_variant(points)
+    return list(dict.fromkeys(p.family for p in points if p.variant == base))
+
+
+def _variants(points: Sequence[Point]) -> list[Variant]:
+    return sorted({point.variant for point in points}, key=lambda variant: variant.order)
+
+
+def _parsed(family: str) -> tuple[str, int, float]:
+    kind, _, rest = family.partition(":")
+    known = dict(part.split("=") for part in rest.split(",") if part)
+    return kind, int(known.get("radius", 0)), float(known.get("mass", 0))
+
+
+def _rest(family: str) -> str:
+    return family.partition(":")[2].replace("=", " ").replace(",", " and ")

@@ -1,0 +1,192 @@
+"""What the paper claims, row by row of its tables 1 and 2, and whether our rows bear it out.
+
+A row of the paper holds where all of this is true of ours:
+- both penalties have fewer errors (or flips) than no regularizer, and Wasserstein fewer than Euclidean, each beyond chance
+  (Welch's t-test at 5 % over seeds; one seed decides nothing);
+- the fall from no regularizer to Wasserstein is at least half of the paper's.
+A row about attacks that holds says so where one of the networks has signs of masked gradients.
+Whether the paper's very numbers lie inside our intervals is said beside it, and is not asked for: the paper gives one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wassersmooth.robustness.translations import AXES
+from wassersmooth.study.paper.results import REGULARIZERS, UNITS, Results
+from wassersmooth.study.report.estimates import Estimate
+from wassersmooth.study.report.tables import PAPER_ERRORS, PAPER_FLIPS
+
+HOLDS, ONLY_NORMALIZED, FAILS = "holds", "holds only in normalized units", "does not hold"
+UNKNOWN, ONE_SEED = "not measured", "not decided by one seed"
+MASKED = ", but gradients are masked"  # added to a verdict
+ENOUGH = 0.5  # of the paper's fall
+LABELS = {
+    "clean": "Natural images",
+    "fgsm_8": "FGSM, epsilon 8/255",
+    "fgsm_25": "FGSM, epsilon 25/255",
+    "ifgsm20_8": "I-FGSM-20, epsilon 8/255",
+    "horizontal": "Flips, horizontal translation",
+    "vertical": "Flips, vertical translation",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A row of a table of the paper: its number for each regularizer."""
+
+    name: str
+    table: int
+    paper: dict[str, float]
+
+    @property
+    def label(self) -> str:
+        return LABELS[self.name]
+
+    @property
+    def fall(self) -> float:
+        return self.paper["none"] - self.paper["wasserstein"]
+
+
+CLAIMS = (
+    *(Claim(name, 1, paper) for name, paper in PAPER_ERRORS.items()),
+    *(Claim(axis, 2, paper) for axis, paper in PAPER_FLIPS.items()),
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A claim beside our numbers in one setting.
+
+    Attributes:
+        setting: ``"pixel"``, ``"normalized"``, a reach in words, or nothing for natural images.
+        none, euclidean, wasserstein: means over seeds.
+    """
+
+    claim: Claim
+    setting: str
+    none: Estimate
+    euclidean: Estimate
+    wasserstein: Estimate
+
+    @property
+    def protects(self) -> bool:
+        """Both penalties below no regularizer, beyond chance."""
+        return _below(self.euclidean, self.none) and _below(self.wasserstein, self.none)
+
+    @property
+    def better(self) -> bool:
+        """Wasserstein below Euclidean, beyond chance."""
+        return _below(self.wasserstein, self.euclidean)
+
+    @property
+    def worse(self) -> bool:
+        """Wasserstein above Euclidean, beyond chance: the opposite of what the paper says."""
+        return _below(self.euclidean, self.wasserstein)
+
+    @property
+    def share(self) -> float:
+        """Our fall from none to Wasserstein over the paper's."""
+        return (self.none.mean - self.wasserstein.mean) / self.claim.fall
+
+    @property
+    def holds(self) -> bool:
+        return self.protects and self.better and self.share >= ENOUGH
+
+    @property
+    def decides(self) -> bool:
+        return min(self.none.seeds, self.euclidean.seeds, self.wasserstein.seeds) > 1
+
+    @property
+    def inside(self) -> list[str]:
+        """The regularizers for which the paper's number lies inside our interval."""
+        return [kind for kind in REGULARIZERS if _covers(getattr(self, kind), self.claim.paper[kind])]
+
+    @property
+    def evidence(self) -> str:
+        """One sentence of numbers."""
+        digits = 1 if self.claim.table == 1 else 2
+        kinds = (self.none, self.euclidean, self.wasserstein)
+        ours = " / ".join(f"{estimate.mean:.{digits}f}" for estimate in kinds)
+        papers = " / ".join(f"{self.claim.paper[kind]:.{digits}f}" for kind in REGULARIZERS)
+        steps = [
+            _step("Euclidean", self.euclidean, "none", self.none, digits),
+            _step("Wasserstein", self.wasserstein, "Euclidean", self.euclidean, digits),
+        ]
+        fall = f"the fall to Wasserstein is {self.part} of the paper's" if self.share >= 0 else "Wasserstein is above none"
+        return f"{f'{self.setting}: ' if self.setting else ''}{ours} (paper {papers}); {'; '.join(steps)}; {fall}"
+
+    @property
+    def part(self) -> str:
+        """The share in words."""
+        return f"{round(100 * self.share)} %" if self.share >= 0 else "no fall"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A claim with its verdict; the trials are the evidence."""
+
+    claim: Claim
+    verdict: str
+    trials: tuple[Trial, ...]
+
+    @property
+    def evidence(self) -> str:
+        return ". ".join(trial.evidence for trial in self.trials)
+
+
+def outcomes(results: Results, selection: str) -> list[Outcome]:
+    """Every claim, in the paper's order."""
+    return [_outcome(claim, results, selection) for claim in CLAIMS]
+
+
+def _outcome(claim: Claim, results: Results, selection: str) -> Outcome:
+    if claim.name in AXES:
+        nearest = results.nearest_reach(selection)
+        reaches = [] if nearest is None else list(dict.fromkeys((nearest, max(results.reaches()))))
+        found = [
+            _trial(claim, f"reach {reach}", [results.flips(k, selection, claim.name, reach) for k in REGULARIZERS])
+            for reach in reaches
+        ]
+        trials = tuple(trial for trial in found if trial is not None)
+        return Outcome(claim, _verdict(trials[:1]), trials)
+    settings = {"": "clean"} if claim.name == "clean" else {units: f"{claim.name}_{units}" for units in UNITS}
+    measured = [
+        _trial(claim, setting, [results.error(k, selection, name) for k in REGULARIZERS]) for setting, name in settings.items()
+    ]
+    trials = tuple(trial for trial in measured if trial is not None)
+    verdict = _verdict(trials if len(trials) == len(settings) else ())
+    masked = claim.name != "clean" and verdict in (HOLDS, ONLY_NORMALIZED) and results.masked(selection)
+    return Outcome(claim, verdict + MASKED * masked, trials)
+
+
+def _trial(claim: Claim, setting: str, estimates: list[Estimate | None]) -> Trial | None:
+    none, euclidean, wasserstein = estimates
+    if none is None or euclidean is None or wasserstein is None:
+        return None
+    return Trial(claim, setting, none, euclidean, wasserstein)
+
+
+def _verdict(trials: Sequence[Trial]) -> str:
+    """Of the pixel units, then the normalized ones; or of the one setting there is."""
+    if not trials:
+        return UNKNOWN
+    if not all(trial.decides for trial in trials):
+        return ONE_SEED
+    return HOLDS if trials[0].holds else ONLY_NORMALIZED if any(trial.holds for trial in trials) else FAILS
+
+
+def _below(low: Estimate, high: Estimate) -> bool:
+    return low.mean < high.mean and low.clear_of(high)
+
+
+def _covers(estimate: Estimate, number: float) -> bool:
+    return estimate.low is not None and estimate.high is not None and estimate.low <= number <= estimate.high
+
+
+def _step(name: str, estimate: Estimate, other_name: str, other: Estimate, digits: int) -> str:
+    difference = estimate.mean - other.mean
+    where = "above" if difference > 0 else "below"
+    sure = "beyond chance" if estimate.clear_of(other) else "within chance"
+    return f"{name} {abs(difference):.{digits}f} {where} {other_name}, {sure}"

@@ -1,0 +1,289 @@
+"""The page of the publication, ``results/paper.md``: every number on it comes out of the JSON beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from wassersmooth.robustness.translations import AXES
+from wassersmooth.study.paper.claims import outcomes
+from wassersmooth.study.paper.results import ATTACKS, POINT, REGULARIZERS, UNITS, Results
+from wassersmooth.study.report.tables import INTERVALS, PAPER_ERRORS, PAPER_FLIPS, PAPER_ROWS
+from wassersmooth.study.search.selection import SELECTIONS
+from wassersmooth.study.tables import Row, Table, cells, counted, short_commit
+
+TITLES = {"none": "None", "euclidean": "Euclidean", "wasserstein": "Wasserstein"}
+YES_NO = {True: "yes", False: "no"}
+RULE = """\
+A row **holds** where all of this is true: both penalties are below no regularizer, and Wasserstein below Euclidean, each
+beyond chance (Welch's t-test at 5 % over seeds, on the same test images; one seed decides nothing), and the fall from no
+regularizer to Wasserstein is at least half of the paper's. It is asked in pixel units first; a row that holds in normalized
+units alone says so, and so does one that holds for networks with signs of masked gradients. Flips are asked at the reach at
+which the unregularized network comes nearest to the paper's own number. Whether the paper's number lies inside our interval
+is said, and not asked for."""
+SEARCHES = """\
+Penalties slow learning down, so that a search in few epochs finds a penalty dearer than it is in the end: what looks worse
+after a short schedule may be no worse after the full one. So the points within one point of clean error have a search of their
+own."""
+COMMANDS = """\
+wassersmooth sweep --preset cifar10-sweep --regularizer euclidean --output runs/cifar10-sweep
+wassersmooth sweep --preset cifar10-sweep --regularizer wasserstein --output runs/cifar10-sweep
+LONGER="--preset cifar10-sweep --epochs 64 --milestones 32 48 --output runs/cifar10-sweep-64"
+wassersmooth sweep $LONGER --regularizer euclidean --etas 0.17 0.24 0.32 0.42 0.55 0.75
+wassersmooth sweep $LONGER --regularizer wasserstein --etas 0.32 0.42 0.55 0.75 --radii 8
+wassersmooth train --preset cifar10-paper --regularizers none ...  # most_robust of the first, within_one_point of the longer
+wassersmooth evaluate runs/cifar10-paper --suite publication
+wassersmooth publish runs/cifar10-paper --sweep runs/cifar10-sweep-64 --selection within_one_point --mnist-dir data/mnist
+wassersmooth publish runs/cifar10-paper --sweep runs/cifar10-sweep --selection most_robust
+wassersmooth publish --render results/paper.json"""
+
+
+def page(stored: Mapping[str, Any], models: Mapping[str, Any] | None, pictures: Mapping[str, str]) -> str:
+    """Markdown.
+
+    Arguments:
+        stored: the content of ``paper.json``.
+        models: the content of ``models.json``, where there is one.
+        pictures: path from the page, by what the picture shows.
+    """
+    results = Results.of(stored["rows"])
+    parts = ["# The paper's study at full scale", _head(results), _summary(results)]
+    for selection in results.selections:
+        parts += [f"## {_title(selection)}", f"Chosen by: {SELECTIONS[selection]}. {_points(results, selection)}"]
+        parts += [_verdicts(results, selection), errors_table(results, selection).to_markdown()]
+        parts += [autoattack_table(results, selection).to_markdown(), flips_table(results, selection).to_markdown()]
+        parts += [f"![{text}]({path})" for text, path in pictures.items() if selection in path]
+    parts += ["## How a verdict is reached", RULE, "## Gradient masking", _masking(results)]
+    parts += ["## How eta and radius were chosen", _searches(stored.get("sweeps") or {}, results)]
+    if shared := [f"![{text}]({path})" for text, path in pictures.items() if not any(name in path for name in SELECTIONS)]:
+        parts += ["## Figures", *shared]
+    if models:
+        parts += ["## The networks", _models(models)]
+    parts += ["## Provenance", _provenance(results), "## Commands", _commands(results)]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def errors_table(results: Results, selection: str) -> Table:
+    """The paper's table 1 in both units."""
+    labels = dict(PAPER_ROWS)
+    rows = [Row("Natural", _cells(results, selection, "clean", PAPER_ERRORS["clean"]))]
+    for units in UNITS:
+        rows.append(Row(f"ε in {units} units"))
+        rows += [
+            Row(labels[attack], _cells(results, selection, f"{attack}_{units}", PAPER_ERRORS[attack])) for attack in ATTACKS
+        ]
+    std = results.std()
+    ratio = f" 8/255 after normalization is about {8 * std:.1f}/255 in pixels." if std else ""
+    caption = (
+        f"Error on {_images(results, 'clean')} test images in percent, beside the paper's, which does not state its units."
+        f"{ratio} {INTERVALS}"
+    )
+    return Table(
+        "table-1", "Table 1. Clean and adversarial error.", "Test data", _columns(results, selection), tuple(rows), caption
+    )
+
+
+def autoattack_table(results: Results, selection: str) -> Table:
+    names = {"autoattack_2_pixel": "AutoAttack ε = 2/255", "autoattack_8_pixel": "AutoAttack ε = 8/255"}
+    rows = tuple(Row(label, _cells(results, selection, name)) for name, label in names.items())
+    caption = (
+        f"Error in percent on {_images(results, 'autoattack_8_pixel')} test images, in pixel units. The paper has no such row."
+    )
+    return Table("autoattack", "AutoAttack.", "Test data", _columns(results, selection), rows, caption)
+
+
+def flips_table(results: Results, selection: str) -> Table:
+    """The paper's table 2 at the reach nearest to its own, and at the longest."""
+    nearest = results.nearest_reach(selection)
+    rows: list[Row] = []
+    for reach in dict.fromkeys((nearest, *results.reaches()[-1:])):
+        if reach is None:
+            continue
+        note = "where the unregularized network is nearest to the paper's" if reach == nearest else "the longest"
+        rows.append(Row(f"reach {reach}", note=note))
+        for axis in AXES:
+            estimates = [results.flips(kind, selection, axis, reach) for kind in REGULARIZERS]
+            rows.append(
+                Row(f"{axis.capitalize()} translation", cells(estimates, 2, [PAPER_FLIPS[axis][k] for k in REGULARIZERS]))
+            )
+    caption = (
+        f"Label flips along a translation, mean over {_images(results, 'flips')} test images. The paper does not state how "
+        "far it translates; reach r is the shifts from -r to +r pixels."
+    )
+    return Table("table-2", "Table 2. Label flips.", "Perturbation", _columns(results, selection), tuple(rows), caption)
+
+
+def _head(results: Results) -> str:
+    first = results.rows[0]
+    seeds = sorted({row["seed"] for row in results.rows})
+    epochs = sorted({row["epochs"] for row in results.rows})
+    recipe = first.get("recipe", {})
+    schedule = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in recipe.items())
+    return (
+        f"{first.get('dataset', '')}, {first.get('model', '')}, {_listed(epochs)} epochs, seeds {_listed(seeds)}; "
+        f"{schedule}.\n\nThis page is written by `wassersmooth publish --render results/paper.json`; every number comes out of "
+        "that file and of `models/models.json`."
+    )
+
+
+def _summary(results: Results) -> str:
+    """How many rows of the paper have which verdict, a line for each selection."""
+    lines = []
+    for selection in results.selections:
+        verdicts = Counter(outcome.verdict for outcome in outcomes(results, selection))
+        counts = ", ".join(f"**{verdict}** {count} of {verdicts.total()}" for verdict, count in verdicts.most_common())
+        lines.append(f"- {_title(selection)}, the rows of the paper's tables: {counts}.{_reading(results, selection)}")
+    return "\n".join(lines)
+
+
+def _reading(results: Results, selection: str) -> str:
+    """The two halves of the claims counted apart: that penalties help, and which helps more."""
+    trials = [trial for outcome in outcomes(results, selection) for trial in outcome.trials]
+    if not trials or not all(trial.decides for trial in trials):
+        return ""
+    helped, better, worse = (sum(getattr(t, name) for t in trials) for name in ("protects", "better", "worse"))
+    return (
+        f" Of their {counted(len(trials), 'setting')}, both penalties are below no regularizer in {helped}, and Wasserstein is "
+        f"below Euclidean in {better} and above it in {worse}, beyond chance."
+    )
+
+
+def _points(results: Results, selection: str) -> str:
+    found = [f"{TITLES[kind]} {results.point(kind, selection)}" for kind in REGULARIZERS if results.point(kind, selection)]
+    return f"{'; '.join(found)}." if found else ""
+
+
+def _verdicts(results: Results, selection: str) -> str:
+    """Row by row, in plain words; then the numbers behind them."""
+    found = outcomes(results, selection)
+    lines = ["| row of the paper | verdict | evidence: none / Euclidean / Wasserstein |", "|---|---|---|"]
+    lines += [
+        f"| table {o.claim.table}: {o.claim.label} | **{o.verdict}** | {o.evidence or 'rows are missing'}. |" for o in found
+    ]
+    lines += [
+        "",
+        "| row | setting | both below none | Wasserstein below Euclidean | share of the paper's fall | paper inside interval |",
+    ]
+    lines += ["|---|---|---|---|---|---|"]
+    for outcome in found:
+        for t in outcome.trials:
+            inside = ", ".join(kind if kind != "none" else "unregularized" for kind in t.inside) or "-"
+            order = "yes" if t.better else "no, above" if t.worse else "within chance"
+            yes = (YES_NO[t.protects], order, t.part, inside)
+            lines.append(f"| {outcome.claim.label} | {t.setting or 'as they are'} | {' | '.join(yes)} |")
+    return "\n".join(lines)
+
+
+def _masking(results: Results) -> str:
+    lines = ["| network | selection | seed | verdict | evidence |", "|---|---|---|---|---|"]
+    for row in _sorted(results):
+        evidence = "; ".join(row.get("masking") or []) or "-"
+        lines.append(f"| {TITLES[row['regularizer']]} | {row['selection']} | {row['seed']} | {row['verdict']} | {evidence} |")
+    return "\n".join(lines)
+
+
+def _searches(sweeps: Mapping[str, Any], results: Results) -> str:
+    if not sweeps:
+        return "No search is stored in the file."
+    parts: list[str] = []
+    shown: list[str] = []
+    for selection in (name for name in SELECTIONS if name in sweeps):
+        twin = next((name for name in shown if sweeps[name] == sweeps[selection]), None)
+        if twin is not None:
+            parts.append(f"**{_title(selection)}.** The search above ({_title(twin)}).")
+            continue
+        parts += [f"**{_title(selection)}.**", *_search(sweeps[selection], results)]
+        shown.append(selection)
+    return "\n\n".join([SEARCHES, *parts] if len(shown) > 1 else parts)
+
+
+def _search(searches: Mapping[str, Any], results: Results) -> list[str]:
+    parts = []
+    final = max(row["epochs"] for row in results.rows)
+    for kind, search in sorted(searches.items()):
+        recipe, plain, attack = search["recipe"], search["unregularized"], search["attack"]
+        shorter = f": a shorter schedule than the final {final} epochs" if recipe["epochs"] < final else ""
+        parts.append(
+            f"{TITLES.get(kind, kind)}: {len(search['points'])} points, each trained for {recipe['epochs']} epochs (milestones "
+            f"{recipe['milestones']}{shorter}), {counted(plain['seeds'], 'seed')}, and measured on {recipe['images']:,} of "
+            f"the images held out ({100 * recipe['validation']:g} % of the training images), under {attack}. "
+            f"Unregularized there: clean {plain['clean']:.2f} %, robust {plain['robust']:.2f} %."
+        )
+        lines = ["| eta | radius | mass | clean % | robust % | selected as |", "|---|---|---|---|---|---|"]
+        for found in search["points"]:
+            names = [rule for rule, one in search["selected"].items() if one == found]
+            point = " | ".join(f"{found['point'][name]:g}" for name in POINT)
+            lines.append(f"| {point} | {found['clean']:.2f} | {found['robust']:.2f} | {', '.join(names)} |")
+        parts.append("\n".join(lines))
+    return parts
+
+
+def _models(models: Mapping[str, Any]) -> str:
+    subset, names = models["subset"], list(next(iter(models["models"].values()))["errors"])
+    lines = [
+        "The networks of seed 0, and their errors in percent on CPU on the fixed subset: the first "
+        f"{subset['images']} test images by content (`test_sha256` {subset['test_sha256'][:16]}...).",
+        "",
+        f"| file | SHA-256 | bytes | {' | '.join(names)} |",
+        "|---" * (3 + len(names)) + "|",
+    ]
+    for name, model in models["models"].items():
+        errors = " | ".join(f"{model['errors'][key]:.1f}" for key in names)
+        lines.append(f"| [{name}](models/{name}) | `{model['sha256']}` | {model['bytes']} | {errors} |")
+    code = "from wassersmooth.study.paper.published_models import load_published\n\n"
+    code += f'model = load_published("results/models/{next(iter(models["models"]))}")  # takes images in [0, 1]'
+    again = "wassersmooth evaluate results/models/*.safetensors --device cpu"
+    again += f" --suite {subset['suite']} --test-images {subset['images']} --no-pictures"
+    return "\n".join([*lines, "", f"```python\n{code}\n```", "", "Measured again by:", "", f"    {again}"])
+
+
+def _provenance(results: Results) -> str:
+    lines = [
+        "Seconds are those of training; runs that share a GPU share its time.",
+        "",
+        "| network | selection | seed | eta | radius | mass | epochs | seconds | hardware | commit | torch |",
+        "|---" * 11 + "|",
+    ]
+    for row in _sorted(results):
+        point = " | ".join(f"{row[name]:g}" for name in POINT)
+        commit, torch = short_commit(row["commit"]), row.get("versions", {}).get("torch", "")
+        lines.append(
+            f"| {TITLES[row['regularizer']]} | {row['selection']} | {row['seed']} | {point} | {row['epochs']} | "
+            f"{row['seconds']:.0f} | {row['hardware']} | {commit} | {torch} |"
+        )
+    return "\n".join(lines)
+
+
+def _commands(results: Results) -> str:
+    given = sorted({" ".join(row["command"]) for row in results.rows if row.get("command")})
+    parts = ["\n".join(f"    {line}" for line in COMMANDS.splitlines())]
+    if given:
+        parts += ["The runs were trained by:", "\n".join(f"    {command}" for command in given)]
+    return "\n\n".join(parts)
+
+
+def _cells(results: Results, selection: str, name: str, paper: Mapping[str, float] | None = None) -> Any:
+    printed = [] if paper is None else [paper[kind] for kind in REGULARIZERS]
+    return cells([results.error(kind, selection, name) for kind in REGULARIZERS], 1, printed)
+
+
+def _columns(results: Results, selection: str) -> tuple[tuple[str, str], ...]:
+    return tuple((TITLES[kind], results.point(kind, selection)) for kind in REGULARIZERS)
+
+
+def _sorted(results: Results) -> list[dict[str, Any]]:
+    order = list(SELECTIONS)
+    return sorted(results.rows, key=lambda r: (order.index(r["selection"]), REGULARIZERS.index(r["regularizer"]), r["seed"]))
+
+
+def _images(results: Results, name: str) -> str:
+    return _listed(sorted({row["images"][name] for row in results.rows if name in row.get("images", {})}))
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
+
+
+def _title(selection: str) -> str:
+    return {"within_one_point": "Within one point of clean error", "most_robust": "Most robust"}[selection]

@@ -1,0 +1,291 @@
+"""Which tables a report has: the paper's two beside the paper's own numbers, what goes beyond them, cost and provenance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from wassersmooth.study.report.data import Group, Run, Study, number
+from wassersmooth.study.report.estimates import over_seeds
+from wassersmooth.study.tables import DASH, MINUS, NBSP, TIMES, Cell, Row, Table, cells, short_commit
+
+# The paper's tables 1 and 2: CIFAR-10, ResNet-20, 200 epochs.
+PAPER_ERRORS = {
+    "clean": {"none": 16.29, "euclidean": 15.61, "wasserstein": 15.35},
+    "fgsm_8": {"none": 82.22, "euclidean": 31.10, "wasserstein": 30.20},
+    "fgsm_25": {"none": 89.72, "euclidean": 66.83, "wasserstein": 44.32},
+    "ifgsm20_8": {"none": 90.15, "euclidean": 40.06, "wasserstein": 32.12},
+}
+PAPER_FLIPS = {
+    "horizontal": {"none": 10.009, "euclidean": 7.898, "wasserstein": 6.488},
+    "vertical": {"none": 9.920, "euclidean": 9.437, "wasserstein": 7.956},
+}
+PAPER_ROWS = (
+    ("clean", "Natural"),
+    ("fgsm_8", f"FGSM ε{NBSP}={NBSP}8/255"),
+    ("fgsm_25", f"FGSM ε{NBSP}={NBSP}25/255"),
+    ("ifgsm20_8", f"I-FGSM-20 ε{NBSP}={NBSP}8/255"),
+)
+UNITS = {
+    "pixel": ("ε in pixel units", "pixels are 0 to 1, attacked images stay in that range"),
+    "normalized": ("ε in normalized units", "measured after the network's normalization, not clipped: the paper's protocol"),
+}
+AS_ABOVE = "Small print and bold as in table 1."
+INTERVALS = (
+    "Small print: 95 % t-interval over seeds; where there is one seed, Wilson's interval over test images (for flips: "
+    "bootstrap). Bold: lowest of its row beyond chance."
+)
+WORDS = {
+    "pgd20_margin": "PGD-20, margin loss,",
+    "pgd20_l2": "PGD-20, L2 norm",
+    "wasserstein20": "Wasserstein PGD-20",
+    "autoattack": "AutoAttack",
+    "noise": "random ± noise",
+    "gaussian_noise": "Gaussian noise, standard deviation",
+    "wasserstein_noise": "Wasserstein noise, root mean square",
+    "elastic": "elastic deformation, pixels:",
+    "rotation": "rotation, degrees up to",
+    "scaling": "scaling, factor up to",
+}
+
+
+def all_tables(study: Study) -> list[Table]:
+    """Every table that has something to show, in the order of the page."""
+    makers = (errors_table, flips_table, beyond_table, masking_table, cost_table, provenance_table)
+    return [table for make in makers if (table := make(study)) is not None]
+
+
+def error_name(stem: str, units: str) -> str:
+    """The name that the evaluation gives a row of table 1."""
+    return stem if stem == "clean" else f"{stem}_{units}"
+
+
+def paper_error(stem: str, group: Group, study: Study) -> float | None:
+    """The paper's number, beside the first group of its kind; a second one of that kind would only repeat it."""
+    return PAPER_ERRORS[stem].get(group.kind) if study.of_kind(group.kind) is group else None
+
+
+def errors_table(study: Study) -> Table | None:
+    """The paper's table 1 in both units."""
+    rows: list[Row] = []
+    for units, (title, note) in UNITS.items():
+        found = []
+        for stem, label in PAPER_ROWS[1:]:
+            estimates = [group.error(error_name(stem, units)) for group in study.groups]
+            if any(estimates):
+                found.append(Row(label, cells(estimates, 1, [paper_error(stem, group, study) for group in study.groups])))
+        rows += [Row(title, note=note), *found] if found else []
+    clean = [group.error("clean") for group in study.groups]
+    if any(clean):
+        rows.insert(0, Row("Natural", cells(clean, 1, [paper_error("clean", group, study) for group in study.groups])))
+    if not rows:
+        return None
+    ratio = f" Here 8/255 after normalization is about {8 * study.std:.1f}/255 in pixels." if study.std else ""
+    caption = (
+        f"Error on {_count(study)}test images in percent; lower is better. The paper does not state the units of ε, so its "
+        f"numbers stand beside both.{ratio} {INTERVALS}{_not_the_papers(study)}"
+    )
+    return Table(
+        "table-1", "Table 1. Clean and adversarial error.", "Test data", _columns(study), tuple(rows), caption, _series(study)
+    )
+
+
+def flips_table(study: Study) -> Table | None:
+    """The paper's table 2."""
+    rows = []
+    for axis, papers in PAPER_FLIPS.items():
+        estimates = [group.flips(axis) for group in study.groups]
+        if any(estimates):
+            paper = [papers.get(g.kind) if study.of_kind(g.kind) is g else None for g in study.groups]
+            rows.append(Row(f"{axis.capitalize()} translation", cells(estimates, 2, paper)))
+    if not rows:
+        return None
+    reach = _reach(study)
+    counted = f" Counted over shifts from {MINUS}{reach} to +{reach} pixels." if reach else ""
+    caption = (
+        f"Mean number of label flips along a translated sequence; lower is better.{counted} {AS_ABOVE}{_not_the_papers(study)}"
+    )
+    return Table(
+        "table-2",
+        "Table 2. Label flips under translation.",
+        "Perturbation",
+        _columns(study),
+        tuple(rows),
+        caption,
+        _series(study),
+    )
+
+
+def beyond_table(study: Study) -> Table | None:
+    """Every other error that was measured: stronger attacks, noise and deformations."""
+    in_table_1 = {error_name(stem, units) for stem, _ in PAPER_ROWS for units in UNITS}
+    names: dict[str, None] = {}
+    for run in study.runs:
+        errors = (run.evaluation or {}).get("errors")
+        names |= dict.fromkeys(str(name) for name in errors) if isinstance(errors, Mapping) else {}
+    rows = []
+    for name in names:
+        estimates = [group.error(name) for group in study.groups]
+        if name not in in_table_1 and not name.startswith("corruption_") and any(estimates):
+            rows.append(Row(row_title(name), cells(estimates)))
+    corruptions = [name for name in names if name.startswith("corruption_")]
+    if corruptions:
+        means = [_mean_corruption(group, corruptions) for group in study.groups]
+        rows.append(
+            Row(
+                "common corruptions",
+                cells([over_seeds(seeds, bounds=(0.0, 100.0)) for seeds in means]),
+                f"mean of {len(corruptions)}",
+            )
+        )
+    if not rows:
+        return None
+    caption = f"Error in percent under attacks that the paper did not run, noise and deformations. {AS_ABOVE}"
+    return Table("table-3", "Beyond the paper.", "Test data", _columns(study), tuple(rows), caption, _series(study))
+
+
+def masking_table(study: Study) -> Table | None:
+    """Whether the attacks above can be trusted: what the checks said about each group, and why."""
+    rows = []
+    for group in study.groups:
+        said: dict[str, int] = {}
+        evidence: dict[str, None] = {}
+        for run in group.runs:
+            record = run.evaluation or {}
+            if not isinstance(verdict := record.get("verdict"), str):
+                continue
+            said[verdict] = said.get(verdict, 0) + 1
+            found = record.get("masking")
+            for finding in found if isinstance(found, list) else ():
+                words = str(finding.get("evidence", "")) if isinstance(finding, Mapping) else str(finding)
+                evidence |= {f"seed {_seed(run)}: {words}": None}
+        if said:
+            runs = sum(said.values())
+            verdicts = "; ".join(f"{verdict} ({count} of {runs})" if runs > 1 else verdict for verdict, count in said.items())
+            rows.append(Row(group.title, (Cell(verdicts), Cell("; ".join(evidence) or DASH)), group.detail))
+    if not rows:
+        return None
+    caption = (
+        "A gradient attack that fails may mean a robust network or a useless gradient. Each run was probed for the second: "
+        "black-box, many-step, margin-loss and unbounded attacks must not beat the white-box ones beyond chance."
+    )
+    columns = (("Verdict", "of the runs"), ("Evidence", ""))
+    return Table("table-4", "Signs of gradient masking.", "Regularizer", columns, tuple(rows), caption, numeric=False)
+
+
+def cost_table(study: Study) -> Table | None:
+    """Training time, and what a penalty costs relative to none."""
+    plain = study.of_kind("none")
+    reference = plain.seconds() if plain is not None else None
+    shared = any(number(run.setting("parallel")) not in (None, 1) for run in study.runs)  # runs in turns all take as long
+    rows = []
+    for group in study.groups:
+        seconds = group.seconds()
+        if seconds is None:
+            continue
+        epochs = [run.seconds / len(run.epochs) for run in group.runs if run.epochs and run.seconds is not None]
+        per_epoch = over_seeds(epochs)
+        comparable = not shared and reference is not None and reference.mean > 0
+        ratio = f"{seconds.mean / reference.mean:.2f} {TIMES}" if comparable and reference is not None else DASH
+        low_high = cells([seconds])[0].interval
+        each = f"{per_epoch.mean:.2f}" if per_epoch is not None else DASH
+        rows.append(
+            Row(
+                group.title,
+                (Cell(f"{seconds.mean:.1f}", low_high), Cell(each), Cell(ratio), Cell(str(seconds.seeds))),
+                group.detail,
+            )
+        )
+    if not rows:
+        return None
+    devices = [str((run.provenance or {}).get("device")) for run in study.runs if (run.provenance or {}).get("device")]
+    where = f" On {', '.join(dict.fromkeys(devices))}." if devices else ""
+    caption = f"Training alone, without evaluation; small print: 95 % t-interval over seeds.{where} " + (
+        "The runs took turns on one device, so their times do not compare." if shared else ""
+    )
+    columns = (("Seconds", "per run"), ("Seconds", "per epoch"), ("Ratio", "to none"), ("Runs", ""))
+    return Table("table-5", "Cost.", "Regularizer", columns, tuple(rows), caption)
+
+
+def provenance_table(study: Study) -> Table | None:
+    """Where every number comes from."""
+    rows = []
+    for run in study.runs:
+        record = run.provenance
+        if record is None:
+            continue
+        versions = record.get("versions")
+        packages = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, Mapping) else _plain(versions)
+        device, threads = _plain(record.get("device")), record.get("threads")
+        machine = f"{device}, {_plain(threads)} thread{'s' * (threads != 1)}" if threads is not None else device
+        command = record.get("command")
+        words = " ".join(map(str, command)) if isinstance(command, list) else _plain(command)
+        rows.append(
+            Row(
+                run.name,
+                tuple(Cell(x) for x in (_seed(run), short_commit(_plain(record.get("commit"))), machine, packages, words)),
+            )
+        )
+    if not rows:
+        return None
+    columns = (("Seed", ""), ("Commit", ""), ("Machine", ""), ("Versions", ""), ("Command", ""))
+    caption = "Every run folder also holds its full configuration, its metrics by epoch and its evaluation."
+    return Table("table-6", "Provenance.", "Run", columns, tuple(rows), caption, numeric=False)
+
+
+def row_title(name: str) -> str:
+    """``pgd20_margin_8_pixel`` in words."""
+    for stem in sorted(WORDS, key=len, reverse=True):
+        if name.startswith(f"{stem}_"):
+            rest = name.removeprefix(f"{stem}_").split("_")
+            if rest[-1] == "pixel":
+                size = rest[0] if "." in rest[0] else f"{rest[0]}/255"
+                return f"{WORDS[stem]} ε{NBSP}={NBSP}{size}, pixel units"
+            return f"{WORDS[stem]} {' '.join(rest)}"
+    return name.replace("_", " ")
+
+
+def _columns(study: Study) -> tuple[tuple[str, str], ...]:
+    return tuple((group.title, group.detail) for group in study.groups)
+
+
+def _series(study: Study) -> tuple[int | None, ...]:
+    return tuple(group.series for group in study.groups)
+
+
+def _not_the_papers(study: Study) -> str:
+    dataset, model = study.settings("dataset"), study.settings("model")
+    if dataset in ([], ["cifar10"]) and model in ([], ["resnet20"]):
+        return ""
+    here = f"{', '.join(map(str, dataset))} (model: {', '.join(map(str, model))})"
+    return f" The paper's numbers are for CIFAR-10 with ResNet-20, this study's for {here}: compare orders, not values."
+
+
+def _count(study: Study) -> str:
+    """How many images the clean error was measured on; several numbers where the runs do not agree."""
+    counts = sorted({count for run in study.runs if run.error("clean") is not None and (count := run.images())})
+    return " or ".join(f"{count:,}" for count in counts) + " " * bool(counts)
+
+
+def _reach(study: Study) -> int | None:
+    for run in study.runs:
+        entries = (run.evaluation or {}).get("translations")
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, Mapping) and isinstance(entry.get("reach"), int):
+                return int(entry["reach"])
+    return None
+
+
+def _mean_corruption(group: Group, names: list[str]) -> list[float]:
+    found = [[value for name in names if (value := run.error(name)) is not None] for run in group.runs]
+    return [sum(values) / len(values) for values in found if values]
+
+
+def _seed(run: Run) -> str:
+    return _plain(run.setting("seed"))
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return DASH
+    return value if isinstance(value, str) else json.dumps(value, default=str)
