@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.learning.zoo import batch, smooth_net
-from wassersmooth import AdversarialTraining, attacks
+from wassersmooth import AdversarialTraining, Euclidean, GradientPenalty, attacks
 from wassersmooth.model_state import untouched
 
 
@@ -71,3 +71,45 @@ def test_adversarial_training_moves_replaced_buffers_once() -> None:
     twin(attack(copy.deepcopy(twin), images, labels))
     AdversarialTraining(attack)(model, images, labels)
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
+
+
+class Counting(nn.Module):
+    """Counts its passes in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes.add_(1)
+        return x
+
+
+@pytest.mark.parametrize("engine", ["finite_difference", "forward_mode", "double_backward"])
+def test_a_buffer_that_two_layers_share_moves_as_in_one_pass(engine: str) -> None:
+    first, second, (images, labels) = Counting(), Counting(), batch()
+    second.passes = first.passes
+    model = nn.Sequential(first, second, smooth_net()).double()
+    second.passes = first.passes  # double() has made two of it
+    GradientPenalty(Euclidean(), 0.1, engine=engine)(model, images, labels)
+    assert first.passes is second.passes
+    assert first.passes.item() == 2
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_attack_does_not_spoil_the_backward_pass_of_an_earlier_forward_pass(training: bool) -> None:
+    """As in TRADES: the clean outputs first, then an attack, then one backward pass of both."""
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * 36, 3)).double().train(training)
+    images, labels = batch()
+    clean = nn.functional.cross_entropy(model(images), labels)
+    attacked = AdversarialTraining(attacks.FGSM(8 / 255))(model, images, labels)
+    (clean + attacked.total).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_inference_mode_is_named_where_an_objective_needs_gradients() -> None:
+    model, (images, labels) = smooth_net(), batch()
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"inference_mode\(\) forbids; use torch.no_grad"):
+        GradientPenalty(Euclidean(), 0.1)(model, images, labels)
+    with torch.no_grad():
+        assert GradientPenalty(Euclidean(), 0.1)(model, images, labels).penalty > 0

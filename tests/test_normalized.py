@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.compare import assert_matches
 from wassersmooth import Normalized
+from wassersmooth.normalized import find_units
 
 MEAN, STD = [0.4, 0.5, 0.6], [0.1, 0.2, 0.3]
 
@@ -65,3 +66,14 @@ def test_single_numbers_of_any_kind(kind):
     assert (model.mean.item(), model.std.item()) == (0.5, 0.25)
     with pytest.raises(ValueError, match="std must be positive"):
         Normalized(nn.Identity(), kind(0.5), kind(0))
+
+
+def test_units_are_those_of_every_normalization_inside():
+    def members(*stds):
+        return nn.ModuleList(Normalized(nn.Identity(), len(std) * [index], std) for index, std in enumerate(stds))
+
+    alike, other = members(STD, [0.25], [0.25, 0.25, 0.25]), members([0.25], STD, [0.1], STD)
+    assert find_units(nn.Identity()) == []
+    assert find_units(alike[0]) == [alike[0]]
+    assert find_units(alike) == [alike[0], alike[1]]  # one number for all channels is the same as three that are equal
+    assert find_units(other) == [other[0], other[1], other[2]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -47,9 +47,11 @@ def choice(name: str, received: object, known: Iterable[object]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {received!r}")
 
 
-def positive_integer(name: str, received: object, remedy: str = "") -> None:
-    if isinstance(received, bool) or not isinstance(received, int) or received < 1:
-        raise ValueError(f"{name} must be an integer of at least 1; got {received!r}{_because(remedy)}")
+def positive_integer(name: str, received: object, remedy: str = "") -> int:
+    """Comes back as an integer of Python's own; one of NumPy's will do."""
+    if isinstance(received, bool) or not isinstance(received, Integral) or received < 1:
+        raise ValueError(f"{name} must be an integer of at least 1; got {received!r}{remedy and '; ' + remedy}")
+    return int(received)
 
 
 def plain_number(received: Any) -> Any:
@@ -57,10 +59,12 @@ def plain_number(received: Any) -> Any:
     return float(received) if isinstance(received, Real) and type(received).__module__ != "builtins" else received
 
 
-def non_negative_number(name: str, received: object, remedy: str = "") -> None:
-    number = isinstance(received, int | float) and not isinstance(received, bool)
-    if not number or not 0 <= received < float("inf"):  # type: ignore[operator]
-        raise ValueError(f"{name} must be a finite number of at least 0; got {received!r}{_because(remedy)}")
+def non_negative_number(name: str, received: object, remedy: str = "") -> float:
+    """Comes back as a number of Python's own; one of NumPy's will do."""
+    number = plain_number(received)
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < float("inf"):
+        raise ValueError(f"{name} must be a finite number of at least 0; got {received!r}{remedy and '; ' + remedy}")
+    return number
 
 
 def batch(name: str, tensor: object, height: int | None = None, width: int | None = None) -> None:
@@ -118,9 +122,9 @@ def masses(name: str, images: Tensor, most: float = float("inf")) -> None:
     )
 
 
-def pixels(name: str, images: Tensor, slack: float = 0.0) -> None:
-    """Images whose values are in [0, 1], or above by no more than ``slack``: the box that attacks in pixel units stay in."""
-    masses(name, images, 1 + slack)
+def pixels(name: str, images: Tensor) -> None:
+    """Images whose values are in [0, 1], or above by rounding: a resized white image need not be 1 exactly."""
+    masses(name, images, 1 + ROUNDING)
 
 
 def weights(received: Tensor, relations: int) -> None:
@@ -145,10 +149,6 @@ def extra(package: str, name: str, purpose: str) -> ImportError:
 def first_line(error: Exception, longest: int | None = None) -> str:
     """What an error says, in one line of a complaint of our own; its kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
-
-
-def _because(remedy: str) -> str:
-    return f"; {remedy}" if remedy else ""
 
 
 def _plain(value: object) -> object:

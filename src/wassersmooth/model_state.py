@@ -80,9 +80,8 @@ def untouched(model: nn.Module, device: torch.device, frozen: bool = True) -> It
     finally:
         random_state.restore()
         held.put_back()
-        with torch.no_grad():
-            for buffer, saved in buffers:
-                buffer.copy_(saved)
+        for buffer, saved in buffers:
+            buffer.data.copy_(saved)  # not the buffer itself: the backward of an earlier pass would miss the version it saved
         for module, training in modes:
             module.training = training
         for parameter, flag in flags:

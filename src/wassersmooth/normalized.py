@@ -46,8 +46,20 @@ class Normalized(nn.Module):
 
 
 def find_normalization(model: nn.Module) -> Normalized | None:
-    """The normalization inside a model, also when it is wrapped (DDP, DataParallel, torch.compile); None without one."""
+    """The first normalization inside a model, also when it is wrapped (DDP, DataParallel, torch.compile); None without one."""
     return next((module for module in model.modules() if isinstance(module, Normalized)), None)
+
+
+def find_units(model: nn.Module) -> list[Normalized]:
+    """The normalizations inside a model that differ in their std, the first of each: more than one have no common units."""
+    found = [module for module in model.modules() if isinstance(module, Normalized)]
+    if len(found) < 2:  # as nearly always, and on CUDA a look at numbers waits for the device
+        return found
+    by_std: dict[tuple[float, ...], Normalized] = {}
+    for one in found:
+        std = tuple(one.std.flatten().tolist())
+        by_std.setdefault(std[:1] if len(set(std)) == 1 else std, one)
+    return list(by_std.values())
 
 
 @fx.wrap  # symbolic tracing writes the call down, since it cannot follow a decision by a shape

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -139,6 +140,22 @@ def test_graph_refuses(name: str) -> None:
 def test_unknown_names_list_the_known_ones(option: dict[str, str], known: str) -> None:
     with pytest.raises(ValueError, match=known):
         grid(**option)()
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_integers_of_numpy_are_integers(kind: type) -> None:
+    graph = ws.PixelGraph.grid(kind(4), kind(5), kind(1))
+    assert repr(graph) == repr(GRAPH)
+    assert all(type(number) is int for number in (graph.height, graph.width, graph.radius))
+    x = image().double()
+    assert torch.equal(ws.calculus.laplacian(total, x, WASSERSTEIN, probes=kind(2)), torch.zeros(2))
+    assert torch.equal(ws.calculus.exp_map(x, torch.zeros_like(x), WASSERSTEIN, steps=kind(1)), x)
+    assert WASSERSTEIN.cometric(x).logdet_estimate(kind(1))[0].shape == (2,)
+    with pytest.raises(ValueError, match="radius must be an integer of at least 1"):
+        ws.PixelGraph.grid(4, 5, kind(0))
+    for wrong in (np.float64(2.0), np.bool_(True)):
+        with pytest.raises(ValueError, match="radius must be an integer"):
+            ws.PixelGraph.grid(4, 5, wrong)  # type: ignore[arg-type]
 
 
 # Metrics and calculus ------------------------------------------------------------------------------------------------

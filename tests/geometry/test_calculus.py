@@ -178,6 +178,66 @@ def test_log_volume(case: OperatorCase, device: str) -> None:
     assert_matches(ws.calculus.log_volume(x, case.metric()), np.array(expected), 1e-9, unit=case.size)
 
 
+# Derivatives ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["additive", "beltrami"])
+@over(CALCULUS_CASES)
+def test_laplacians_can_be_differentiated_in_x(case: OperatorCase, kind: str, device: str) -> None:
+    field, metric = field_of(case), case.metric()
+
+    def value(x: Tensor) -> Tensor:
+        return ws.calculus.laplacian(field, x, metric, kind=kind)
+
+    x = case.images(device=device).requires_grad_()
+    direction, h = 0.1 * case.covectors(device=device), 1e-4
+    (g,) = torch.autograd.grad(value(x).sum(), x)
+    with torch.no_grad():
+        numeric = (value(x + h * direction) - value(x - h * direction)) / (2 * h)
+    assert_each_matches((g * direction).sum((1, 2, 3)), numeric, 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["additive", "beltrami"])
+def test_laplacians_can_be_differentiated_in_learned_weights(kind: str, device: str) -> None:
+    case = OperatorCase(height=3, width=3, weight="tensor", radius=2)
+    x, field = case.images(device=device), field_of(case)
+
+    def value(weights: Tensor) -> Tensor:
+        return ws.calculus.laplacian(field, x, case.metric(weights), kind=kind).sum()
+
+    weights = case.weight_tensor().to(device)
+    direction, h = torch.linspace(-1, 1, len(weights), dtype=weights.dtype, device=device), 1e-5
+    (g,) = torch.autograd.grad(value(learned := weights.clone().requires_grad_()), learned)
+    numeric = (value(weights + h * direction) - value(weights - h * direction)) / (2 * h)
+    assert float(g @ direction) == pytest.approx(numeric.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["x", "a", "b", "weights"])
+def test_a_hessian_that_is_to_be_differentiated_is_refused(name: str, device: str) -> None:
+    case = OperatorCase(height=3, width=3, weight="tensor")
+    x, (a, b), weights = case.images(device=device), tangents(case, device), case.weight_tensor().to(device)
+    tensors = {"x": x, "a": a, "b": b, "weights": weights}
+    tensors[name].requires_grad_()
+    metric, field = case.metric(weights), field_of(case)
+    with pytest.raises(ValueError, match=rf"required by .*{name}; hand over \.detach\(\)"):
+        ws.calculus.hessian(field, x, a, b, metric)
+    with torch.no_grad():
+        expected = ws.calculus.hessian(field, x, a, b, metric)
+    detached = (tensors[key].detach() for key in ("x", "a", "b"))
+    assert_matches(ws.calculus.hessian(field, *detached, case.metric(weights.detach())), expected, 1e-10)
+
+
+def test_hessians_can_be_differentiated_in_what_f_depends_on_and_flat_ones_in_x(device: str) -> None:
+    case = OperatorCase(height=3, width=3)
+    x, (a, b) = case.images(device=device), tangents(case, device)
+    factor = torch.tensor(2.0, dtype=torch.float64, device=device, requires_grad=True)
+    value = ws.calculus.hessian(lambda y: factor * y.pow(3).sum((1, 2, 3)), x, a, b, case.metric()).sum()
+    (slope,) = torch.autograd.grad(value, factor)
+    assert slope.item() == pytest.approx(value.item() / 2, rel=1e-10)
+    flat = ws.calculus.hessian(lambda y: y.pow(3).sum((1, 2, 3)), x.requires_grad_(), a, b, ws.Euclidean())
+    assert_matches(torch.autograd.grad(flat.sum(), x)[0], 6 * a * b, 1e-10)
+
+
 # Geodesics -----------------------------------------------------------------------------------------------------------
 
 

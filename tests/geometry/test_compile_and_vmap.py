@@ -90,6 +90,20 @@ def test_value_checks_are_left_out_while_compiling(device: str) -> None:
     assert_matches(compiled(-x, v), -function(x, v), 1e-10)
 
 
+def test_learned_weights_are_not_looked_at_while_compiling(device: str) -> None:
+    case = OperatorCase(weight="tensor", radius=2)
+    weights = case.weight_tensor().to(device).requires_grad_()
+    metric = case.metric(weights)
+    compiled = torch.compile(lambda x, v: metric.cometric(x).quad(v), fullgraph=True, backend="aot_eager")
+    x, v = case.images(device=device), case.covectors(device=device)
+    assert_matches(compiled(x, v), metric.cometric(x).quad(v), 1e-12)
+    with torch.no_grad():
+        weights[0] = -0.1
+    assert torch.isfinite(compiled(x, v)).all()
+    with pytest.raises(ValueError, match="weight must be positive"):
+        metric.cometric(x)
+
+
 # torch.func ----------------------------------------------------------------------------------------------------------
 
 

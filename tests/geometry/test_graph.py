@@ -12,7 +12,7 @@ from tests import oracles
 from tests.compare import assert_matches
 from tests.operator_case import WASSERSTEIN_CASES, OperatorCase, lopsided, over
 from wassersmooth.geometry import stencil
-from wassersmooth.geometry.neighbor_sum import Disk, relation_sum
+from wassersmooth.geometry.neighbor_sum import Direct, Disk, relation_sum
 
 
 @pytest.mark.parametrize("neighborhood", ["square", "disk"])
@@ -137,6 +137,83 @@ def test_learned_weights_are_followed_when_an_optimizer_moves_them(neighborhood:
             weights.mul_(torch.linspace(0.5, 3.0, len(weights)))
         for actual, expected in zip(answers(graph), answers(case.graph(weights.detach().clone())), strict=True):
             assert_matches(actual, expected, 1e-10)
+
+
+def test_weights_that_are_frozen_and_thawed_are_followed() -> None:
+    """Learned, frozen and used, then learned on and frozen again: also a shallow copy that was made in between."""
+    case = OperatorCase(weight="tensor", radius=2, scale="paper")
+    x, v = case.images(), case.covectors()
+    weights = torch.nn.Parameter(case.weight_tensor())
+    graph = case.graph(weights)
+    weights.requires_grad_(False)
+    twin, before = copy.copy(graph), ws.Wasserstein(graph).cometric(x).quad(v)
+    weights.requires_grad_(True)
+    with torch.no_grad():
+        weights[0] = 50.0
+    weights.requires_grad_(False)
+    for method in ("quad", "mv"):
+        expected, actual = (
+            getattr(ws.Wasserstein(g).cometric(x), method)(v) for g in (case.graph(weights.detach().clone()), graph)
+        )
+        assert_matches(actual, expected, 1e-12)
+    assert_matches(graph.node_volumes, case.graph(weights.detach().clone()).node_volumes, 1e-12)
+    assert_matches(ws.Wasserstein(twin).cometric(x).quad(v), before, 1e-12)
+    assert twin.relations[0][2] != 50.0
+
+
+def test_weights_that_are_learned_only_after_the_graph_was_built() -> None:
+    case = OperatorCase(weight="tensor", radius=2)
+    x, v = case.images(), case.covectors()
+    graph, expected = case.graph(), case.graph(case.weight_tensor().requires_grad_())
+    ws.Wasserstein(graph).cometric(x).quad(v)
+    graph.weights.requires_grad_()
+    for g in (graph, expected):
+        ws.Wasserstein(g).cometric(x).quad(v).sum().backward()
+    assert_matches(graph.weights.grad, expected.weights.grad, 1e-12)
+
+
+@pytest.mark.parametrize("made_inside", [False, True], ids=["made before", "made inside"])
+@pytest.mark.parametrize("weight", ["constant", "gaussian", "function", "tensor"])
+def test_what_inference_mode_has_seen_can_be_differentiated_afterwards(weight: str, made_inside: bool, device: str) -> None:
+    case = OperatorCase(weight=weight, radius=2)
+    metric = case.metric()
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        cometric = metric.cometric(x)
+        sample = cometric.sample(generator=torch.Generator().manual_seed(0))
+        return cometric.diagonal().sum() + sample.square().sum() + cometric.quad(x**2).sum()
+
+    with torch.inference_mode():
+        metric = case.metric() if made_inside else metric
+        total(case.images(device=device))
+    x = case.images(device=device).requires_grad_()
+    total(x).backward()
+    seen, metric = x.grad, case.metric()
+    x.grad = None
+    total(x).backward()
+    assert_matches(seen, x.grad, 1e-12)
+
+
+def test_a_kernel_that_inference_mode_moves_to_a_device_is_for_every_mode() -> None:
+    graph = OperatorCase(weight="function", radius=2, height=6, width=6).graph()
+    assert isinstance(graph.stencil, Direct)
+    with torch.inference_mode():
+        graph.stencil(torch.ones(1, 1, 6, 6, device="meta"))
+    assert graph.stencil.kernel.device.type == "meta"
+    assert not graph.stencil.kernel.is_inference()
+
+
+@pytest.mark.parametrize("value", [-0.25, 0.0, float("nan")])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_optimizer_that_leaves_the_positive_weights_is_told(value: float, frozen: bool) -> None:
+    weights = torch.nn.Parameter(torch.ones(4))
+    metric, x = ws.Wasserstein(ws.PixelGraph.grid(4, 4, 1, weight=weights)), torch.rand(1, 1, 4, 4)
+    with torch.no_grad():
+        weights[2] = value
+    weights.requires_grad_(not frozen)
+    for ask in (metric.cometric, metric.check_images):
+        with pytest.raises(ValueError, match=rf"weight must be positive and finite; got .*{value:g}; .*\.exp\(\)"):
+            ask(x)
 
 
 def test_a_tensor_that_is_not_learned_is_copied() -> None:

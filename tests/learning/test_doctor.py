@@ -132,3 +132,18 @@ def test_finite_differences_report_their_gap(device):
     assert fine.relative < 1e-6
     assert fine.cosine > coarse.cosine
     assert coarse.worst in dict(model.named_parameters())
+
+
+def test_probabilities_in_place_of_logits_are_a_problem(device):
+    model = nn.Sequential(smooth_net(device), nn.Softmax(1))
+    diagnosis = doctor(model, *batch(device=device), repeats=1)
+    assert level(diagnosis, "outputs") == "problem"
+    assert "take the softmax away" in text(diagnosis, "outputs")
+    labels = F.one_hot(batch(device=device)[1], 3).double()
+    assert doctor(model, batch(device=device)[0], labels, loss="square", repeats=1).healthy
+
+
+def test_a_model_of_another_precision_is_named(device):
+    diagnosis = doctor(smooth_net(device).bfloat16(), *batch(device=device, dtype=torch.float32), repeats=1)
+    assert not diagnosis.healthy
+    assert "the model cannot answer torch.float32 images" in text(diagnosis, "inputs")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.compare import assert_matches
+from tests.compare import assert_matches, assert_within_standard_errors
 from tests.learning.central import along, differences, flat, gradient_penalty, gradients_of
 from tests.learning.zoo import ZOO, batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
@@ -80,6 +80,21 @@ def test_many_outputs_are_projected_without_bias(device):
     error = values.std() / 200**0.5
     assert 0 < error < 0.05 * expected
     assert abs(values.mean() - expected) < 5 * error
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_projections_are_unbiased_where_images_see_each_other(training, device):
+    """Under batch-norm in training mode the gradient at an image is that of a sum over the batch."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Tanh(), torch.nn.Flatten())
+    model = model.append(torch.nn.Linear(3 * 36, 20)).double().to(device).train(training)
+    images, labels = batch(4, device=device)
+    x = images.detach().requires_grad_()
+    outputs, cometric = model(x), METRIC.cometric(images)
+    rows = [cometric.quad(torch.autograd.grad(column.sum(), x, retain_graph=True)[0]) for column in outputs.T]
+    expected = torch.stack(rows).sum(0).mean()
+    objective, generator = GradientPenalty(METRIC, 1.0, of="logits"), torch.Generator(device).manual_seed(0)
+    values = torch.stack([objective(model, images, labels, generator).penalty.detach() for _ in range(300)])
+    assert_within_standard_errors(values.mean(), expected, values.std() / 300**0.5, limit=4)
 
 
 def test_engines_share_the_projections_of_one_generator(device):

@@ -1,5 +1,7 @@
 """The theorem: its identity, its meaning for noise, its classical case, and its derivatives."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from tests.learning.central import along, differences, gradients_of
 from tests.learning.zoo import batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
 from wassersmooth.geometry import calculus
+from wassersmooth.learning import tikhonov
 from wassersmooth.learning.objectives import NoisyInputs
 from wassersmooth.learning.tikhonov import Tikhonov
 
@@ -90,6 +93,20 @@ def test_probes_are_unbiased(loss, laplacian, device):
     objective = Tikhonov(metric, 1.0, loss, laplacian, probes=2)
     draws = torch.stack([objective(model, images, labels, generator).penalty.detach() for _ in range(150)])
     assert_within_standard_errors(draws.mean(), exact, draws.std() / 150**0.5, limit=4)
+
+
+def test_probes_of_the_curvature_are_shared_where_images_see_each_other(device, monkeypatch):
+    """The mean over all signs is exact; drawn for each image alone, they would take the products of different images out."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Tanh(), torch.nn.Flatten())
+    model, (images, labels) = model.append(torch.nn.Linear(3 * 36, 3)).double().to(device), batch(3, device=device)
+    exact = Tikhonov(Euclidean(), 1.0, laplacian=None, probes=None)(model, images, labels).penalty
+
+    def all_signs(shape, like, generator):
+        assert shape == (8, 1, 3)
+        return torch.tensor(list(itertools.product((-1, 1), repeat=3)), dtype=like.dtype, device=device).unsqueeze(1)
+
+    monkeypatch.setattr(tikhonov, "random_signs", all_signs)
+    assert_matches(Tikhonov(Euclidean(), 1.0, laplacian=None, probes=8)(model, images, labels).penalty, exact, 1e-9)
 
 
 @every_metric

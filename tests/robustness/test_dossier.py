@@ -3,6 +3,7 @@
 import copy
 import json
 
+import numpy as np
 import pytest
 import torch
 from robustness.small_models import RandomOutput, digits, trained
@@ -58,6 +59,27 @@ def test_without_a_visible_normalization_there_are_pixel_rows_only():
     report = evaluate(hidden, images, labels, "paper", generator=seeded(0))
     assert list(report.errors) == [name for name in PAPER if "normalized" not in name]
     assert report.std is None
+
+
+def test_an_ensemble_of_several_units_has_pixel_rows_only():
+    class Ensemble(nn.ModuleList):
+        def forward(self, x):
+            return self[0](x) + self[1](x)
+
+    model, images, labels = case(count=20)
+    mixed, alike = (Ensemble([model, Normalized(model.model, 0.5, std)]) for std in (0.2, 0.38))
+    report = evaluate(mixed, images, labels, "paper", generator=seeded(0))
+    assert list(report.errors) == [name for name in PAPER if "normalized" not in name]
+    assert report.std is None
+    assert list(evaluate(alike, images, labels, "paper", generator=seeded(0)).errors) == PAPER
+
+
+def test_settings_of_numpy_are_settings():
+    model, images, labels = case(count=20)
+    report = evaluate(model, images, labels, "quick", seed=np.int64(3), autoattack_images=np.int64(5))
+    assert type(report.seed) is int
+    assert report == evaluate(model, images, labels, "quick", seed=3)
+    assert '"seed": 3' in report.to_json()
 
 
 class Hidden(nn.Module):
@@ -306,3 +328,17 @@ def test_a_model_for_other_images_is_named_before_any_work():
         ValueError, match=r"cannot answer images of 1 x 9 x 9 \(mat1 and mat2 .*; expected the channels and size"
     ):
         evaluate(model, torch.rand(4, 1, 9, 9), torch.zeros(4, dtype=torch.long), suite="quick")
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_is_told_what_to_do(precision):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)).to(precision)
+    with pytest.raises(ValueError, match=rf"parameters in {precision} .* measure model.float\(\), or cast inside its forward"):
+        evaluate(model, torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.long), suite="quick")
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(7, "too few images to tell masked gradients"), (8, "no sign of masking")])
+def test_a_handful_of_images_gives_no_verdict(count, verdict):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    labels = torch.zeros(count, dtype=torch.long)
+    assert evaluate(model, torch.rand(count, 1, 4, 4), labels, suite="quick", seed=0).verdict == verdict

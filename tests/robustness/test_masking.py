@@ -69,6 +69,14 @@ def test_saturation_alone_is_no_sin():
     assert report(model).masking == []
 
 
+@pytest.mark.parametrize(("factor", "expected"), [(3.0, set()), (1e3, {"saturated_softmax"})])
+def test_float16_hides_no_saturation_and_makes_none_up(factor, expected):
+    model = Saturated(trained(), factor)
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = report(model)
+    assert {finding.name for finding in found.masking} == expected
+
+
 def adversarially_trained():
     images, labels, *_ = digits()
     torch.manual_seed(0)

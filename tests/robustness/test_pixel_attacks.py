@@ -5,15 +5,17 @@ import pickle
 from dataclasses import FrozenInstanceError, replace
 
 import foolbox
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from robustness.attack_table import ALL, L2, LINF, NORMALIZED
+from robustness.attack_table import ALL, L2, LINF, METRIC, NORMALIZED
 from robustness.small_models import digits, trained
 from torch import nn
 
 from wassersmooth.normalized import Normalized
-from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, Attack, AutoAttack, Square
+from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, Attack, AutoAttack, Square, WassersteinFGSM, WassersteinPGD
+from wassersmooth.robustness.classifier import gradient, loss_per_image
 
 
 def case(device="cpu", dtype=torch.float32, count=40, eta_sq=0.0):
@@ -170,6 +172,141 @@ def test_without_a_visible_normalization_there_are_no_normalized_units(attack):
     model, images, labels = case()
     with pytest.raises(ValueError, match=r"wassersmooth\.Normalized\(model, mean, std\), or use units='pixel'"):
         attack(model.model, images, labels)
+
+
+class Ensemble(nn.Module):
+    def __init__(self, *models):
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def forward(self, x):
+        return torch.stack([model(x) for model in self.models]).mean(0)
+
+
+@pytest.mark.parametrize("attack", NORMALIZED, ids=repr)
+def test_normalizations_that_differ_have_no_common_units(attack):
+    model, images, labels = case()
+    alike = Ensemble(model, Normalized(model.model, 0.5, 0.38))
+    attack(alike, images, labels)
+    with pytest.raises(ValueError, match=r"one std for the whole model; got several .*, 0\.38 and 0\.5; use units='pixel'"):
+        attack(Ensemble(model, Normalized(model.model, 0.3, 0.5)), images, labels)
+
+
+# Half precision ------------------------------------------------------------------------------------------------------
+
+CONFIDENT = 3.0  # times as sure as trained: gradients of the cross-entropy leave float16 and stay in float32
+
+
+@pytest.mark.parametrize("kind", ["autocast", "autocast, float32 outputs", "half"])
+def test_float16_takes_no_strength_from_an_attack(kind):
+    model, images, labels = case(count=100)
+    confident = nn.Sequential(model, Scale(CONFIDENT))
+    attack = IFGSM(25 / 255, 5 / 255, 5)
+    expected = errors(confident, attack(confident, images, labels), labels)
+    if kind == "half":
+        asked = nn.Sequential(Cast(torch.float16), copy.deepcopy(confident).half())
+        attacked = attack(asked, images, labels)
+    else:
+        asked = nn.Sequential(confident, Cast(torch.float32)) if "outputs" in kind else confident
+        with torch.autocast("cpu", dtype=torch.float16):
+            attacked = attack(asked, images, labels)
+    assert attacked.dtype == images.dtype
+    assert abs(errors(confident, attacked, labels) - expected) <= 0.03
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "margin"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_elsewhere_the_gradient_keeps_its_scale(dtype, loss):
+    model, images, labels = case(count=20)
+    model.train()  # batch-norm couples the images: another scale for each of them would be another gradient
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        if dtype == torch.float64:
+            model, images = model.double(), images.double()
+        x = images.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(loss_per_image(model(x), labels, loss).sum(), x)
+        assert torch.equal(gradient(model, images, labels, loss), expected)
+
+
+def test_a_saturated_softmax_has_no_gradient_in_float16_either():
+    model, images, labels = case(count=100)
+    saturated = nn.Sequential(model, Scale(1e3))
+    right = saturated(images).argmax(1) == labels
+    with torch.autocast("cpu", dtype=torch.float16):
+        g = gradient(saturated, images[right], labels[right], "cross_entropy")
+        largest = gradient(saturated, images[right], labels[right], "margin").flatten(1).abs().amax(1)
+    assert (g == 0).flatten(1).all(1).float().mean() > 0.8
+    assert (largest > 0).all()
+
+
+class Cast(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x):
+        return x.to(self.dtype)
+
+
+# What models and callers hand over -----------------------------------------------------------------------------------
+
+
+class Gray(nn.Module):
+    """The sum over colors first: its gradient is one tensor expanded to all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 4)
+
+    def forward(self, x):
+        return self.linear(x.sum(1, keepdim=True).flatten(1))
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+@pytest.mark.parametrize("attack", [a for a in ALL if a not in NORMALIZED], ids=repr)
+def test_a_gradient_that_shares_memory(attack, targeted, seeded):
+    torch.manual_seed(0)
+    model, images, labels = Gray(), 0.2 + 0.6 * torch.rand(3, 3, 8, 8), torch.arange(3)
+    attacked = replace(attack, targeted=targeted)(model, images, labels, torch.Generator().manual_seed(0))
+    before, after = (F.cross_entropy(model(x), labels) for x in (images, attacked))
+    assert (after < before) if targeted else (after > before)
+
+
+@pytest.mark.parametrize("attack", ALL, ids=repr)
+def test_a_rounding_step_above_white_is_white(attack):
+    """Antialiased resizing of a white image gives 1 + 2.4e-7."""
+    model, images, labels = case(count=10)
+    images[:, :, :2] = 1.0
+    above = images + 2.4e-7 * (images == 1)
+    assert above.max() > 1
+    expected, actual = (attack(model, x, labels, torch.Generator().manual_seed(0)) for x in (images, above))
+    assert torch.equal(actual, expected)
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\]; got a maximum of 1\.002"):
+        attack(model, images + 2e-3 * (images == 1), labels)
+    with pytest.raises(ValueError, match="got a minimum of -1e-07"):
+        attack(model, images - 1e-7, labels)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_numbers_of_numpy_are_numbers(kind):
+    model, images, labels = case(count=4)
+    for make in (
+        lambda number, whole: FGSM(number(8 / 255)),
+        lambda number, whole: IFGSM(number(8 / 255), number(2 / 255), whole(3)),
+        lambda number, whole: PGD(number(8 / 255), number(2 / 255), whole(3), restarts=whole(2)),
+        lambda number, whole: Square(number(8 / 255), whole(3), number(0.5)),
+        lambda number, whole: AutoAttack(number(8 / 255)),
+        lambda number, whole: WassersteinFGSM(METRIC, number(0.5)),
+        lambda number, whole: WassersteinPGD(METRIC, number(0.5), whole(3)),
+    ):
+        attack = make(kind, np.int64)
+        assert repr(attack) == repr(make(float, int))
+        assert type(attack.epsilon) is float
+        assert isinstance(attack, AutoAttack) or attack(model, images, labels).shape == images.shape
+    for make in (lambda: FGSM(kind(-1)), lambda: FGSM(kind("nan")), lambda: FGSM(np.bool_(True))):
+        with pytest.raises(ValueError, match="epsilon must be a finite number of at least 0"):
+            make()
+    with pytest.raises(ValueError, match="iterations must be an integer of at least 1"):
+        IFGSM(0.1, 0.1, kind(3))
 
 
 def test_restarts_only_help():

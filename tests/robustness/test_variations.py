@@ -220,6 +220,54 @@ def test_bad_input_is_refused(call, message):
         call(0.2 + 0.6 * torch.rand(3, 1, 8, 8))
 
 
+VARIATIONS = {kind: lambda x, draw, kind=kind: variations.corrupt(x, kind, 3, draw) for kind in PARAMETERS} | {
+    "elastic": lambda x, draw: variations.elastic(x, 1.5, generator=draw),
+    "rotate": lambda x, draw: variations.rotate(x, 10.0),
+    "scale": lambda x, draw: variations.scale(x, 1.1),
+    "translate": lambda x, draw: variations.translate(x, 3),
+    "sign noise": lambda x, draw: variations.sign_noise(x, 0.1, draw),
+    "metric noise": lambda x, draw: variations.metric_noise(x, Wasserstein(PixelGraph.grid(24, 24, 2)), 0.1, draw),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", VARIATIONS)
+def test_autocast_changes_nothing(kind, dtype, seeded, device):
+    images = pictures(device=device)
+    expected = VARIATIONS[kind](images, seeded(0))
+    with torch.autocast(device, dtype=dtype):
+        actual = VARIATIONS[kind](images, seeded(0))
+    assert actual.dtype == images.dtype
+    assert torch.equal(actual, expected)
+
+
+def test_numbers_of_numpy_are_numbers():
+    images, metric = pictures(), Wasserstein(PixelGraph.grid(24, 24, 1))
+
+    def results(whole, number):
+        torch.manual_seed(0)
+        return [
+            variations.translate(images, whole(-2)),
+            variations.corrupt(images, "contrast", whole(2)),
+            variations.label_flips(Watcher(4, 4), images, reach=whole(2)),
+            variations.elastic(images, number(0.5), number(2.0)),
+            variations.rotate(images, number(3.0)),
+            variations.scale(images, number(1.5)),
+            variations.gaussian_noise(images, number(0.25)),
+            variations.sign_noise(images, number(0.25)),
+            variations.metric_noise(images, metric, number(0.25)),
+        ]
+
+    for actual, expected in zip(results(np.int64, np.float32), results(int, float), strict=True):
+        assert torch.equal(actual, expected)
+
+
+def test_white_may_be_a_rounding_step_too_bright(seeded):
+    images = torch.full((1, 3, 16, 16), 1 + 2.4e-7)
+    for kind in PARAMETERS:
+        assert variations.corrupt(images, kind, 1, seeded(0)).max() <= 1
+
+
 def test_digits_are_what_the_tests_think_they_are():
     images = digits()[0]
     assert images.min() == 0

@@ -83,6 +83,8 @@ def test_each_command_has_a_manual(capsys: pytest.CaptureFixture[str], name: str
         (["bench", "--training", "nowhere"], "nowhere is not there; expected a run, a study folder"),
         (["bench", "--model", "vgg"], "model must be small, resnet20"),
         (["sweep", "--etas", "0.1", "0.1"], "each value once"),
+        (["sweep", "--regularizers", "none"], "sweep searches --regularizer with a grid .*; got --regularizers none; leave"),
+        (["sweep", "--regularizer", "none"], "got --regularizer none, which has no strength .*; choose another kind, such as"),
         (["frontier"], "frontier needs the folders of studies, or --render"),
         (["frontier", "nowhere"], "nowhere is not there; expected a run, a study folder"),
         (["frontier", "--render"], r"results/frontier\.json does not exist; gather runs first"),
@@ -217,9 +219,10 @@ def test_evaluate_says_where_a_model_of_the_users_own_is_measured(
 
 def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     flags = [*tiny_flags(tmp_path), "--regularizers", "none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=2"]
-    code, out, _ = run(capsys, "doctor", *flags)
+    code, out, _ = run(capsys, "doctor", *flags, "--milestones", "9")
     assert code == 0
     assert "choose " in out
+    assert "note     --milestones 9: never reached in 2 epochs" in out
 
 
 def test_a_missing_package_is_named_with_its_extra(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from study.small_studies import stripes_file
 
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Wasserstein
@@ -15,10 +16,10 @@ from wassersmooth.learning.dual_norm import DualNorm
 from wassersmooth.learning.objectives import GradientPenalty
 from wassersmooth.learning.terms import Objective
 from wassersmooth.learning.tikhonov import Tikhonov
-from wassersmooth.study import presets
-from wassersmooth.study.config import RunConfig, Study, flatten, with_values
+from wassersmooth.study import data, presets
+from wassersmooth.study.config import Data, RunConfig, Study, flatten, with_values
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.regularizers import ATTACKS, KINDS, ON_A_GRAPH, PENALTIES, Regularizer
+from wassersmooth.study.regularizers import ATTACKS, KINDS, ON_A_GRAPH, PENALTIES, Regularizer, readable
 
 
 @pytest.mark.parametrize("name", [name for name in presets.names() if name not in ("frontier", "cifar10-sweep")])
@@ -41,7 +42,9 @@ def test_the_frontier_trains_as_the_quick_study_does_at_many_points() -> None:
     points = [Regularizer.parse(text) for text in presets.with_preset(Study(), "frontier").regularizers]
     kinds = [point.kind for point in points]
     assert set(KINDS) - {"tikhonov-euclidean", "euclidean-length"} <= set(kinds)
-    assert all(kinds.count(kind) >= 3 for kind in set(kinds) - {"none"})
+    assert all(kinds.count(kind) >= 2 for kind in set(kinds) - {"none"})
+    levels = {Regularizer(kind, level / 255) for kind in ("adversarial", "pgd7") for level in (2, 4, 8)}
+    assert {point for point in points if point.kind in ("adversarial", "pgd7")} == levels
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,8 @@ def test_values_are_converted_to_the_type_of_their_field() -> None:
     assert study.seeds == (3,)
 
 
-numbers = st.floats(1e-4, 1e3).map(lambda value: float(f"{value:g}"))
+numbers = st.floats(1e-4, 1e3) | st.floats(1e-4, 1e3).map(lambda value: float(f"{value:g}"))
+numbers |= st.integers(1, 255).map(lambda level: level / 255)
 
 
 @given(kind=st.sampled_from(sorted(KINDS)), eta=numbers, radius=st.integers(1, 9), mass=st.just(0.0) | numbers)
@@ -142,6 +146,27 @@ def test_a_regularizer_is_what_it_is_written_as(kind: str, eta: float, radius: i
     point = Regularizer(kind, 0.0 if kind == "none" else eta, *((radius, mass) if kind in ON_A_GRAPH else ()))
     assert Regularizer.parse(str(point)) == point
     assert not set(point.slug) & set("/:=, ")
+
+
+@pytest.mark.parametrize(
+    ("point", "text", "slug"),
+    [
+        (Regularizer("pgd7", 8 / 255), "pgd7:eta=8/255", "pgd7-eta8_255"),
+        (Regularizer("wasserstein", 1.8, 8), "wasserstein:eta=1.8,radius=8", "wasserstein-eta1.8-radius8"),
+        (Regularizer("euclidean", 0.2), "euclidean:eta=0.2", "euclidean-eta0.2"),  # which is 51/255
+        (Regularizer("euclidean", 0.1234567), "euclidean:eta=0.1234567", "euclidean-eta0.1234567"),
+        (Regularizer("uniform", 1.0, 1000000), "uniform:eta=1,radius=1000000", "uniform-eta1-radius1000000"),
+        (Regularizer("euclidean+pgd7", 1.0, epsilon=2 / 255), "euclidean+pgd7:eta=1,epsilon=2/255", None),
+    ],
+)
+def test_the_text_of_a_regularizer_is_short_and_exact(point: Regularizer, text: str, slug: str | None) -> None:
+    assert str(point) == text
+    assert Regularizer.parse(text) == point
+    assert slug is None or point.slug == slug
+
+
+def test_a_label_has_four_digits_or_the_levels_of_a_pixel() -> None:
+    assert [readable(value) for value in (8 / 255, 0.1234567, 1.0, 1e-5)] == ["8/255", "0.1235", "1", "1e-05"]
 
 
 @given(penalty=st.sampled_from(PENALTIES), attack=st.sampled_from(ATTACKS), eta=numbers, epsilon=numbers)
@@ -161,9 +186,14 @@ def test_a_combination_is_what_it_is_written_as_and_comes_back(penalty: str, att
         ("wasserstein:eta=1", "needs a radius"),
         ("euclidean", "eta is positive"),
         ("euclidean:eta=nan", "eta must be a finite number"),
-        ("none:eta=1", "eta is positive for every regularizer but none"),
+        ("none:eta=1", "eta is positive for every regularizer but none; got none:eta=1; leave its eta out"),
         ("euclidean:eta=1,radius=2", "radius and mass belong to"),
         ("euclidean:eta=a", "eta must be a number"),
+        ("pgd7:eta=8/0", "eta must be a number, such as 0.3 or 8/255; got '8/0'"),
+        ("pgd7:eta=8/inf", "eta must be a number"),
+        ("pgd7:eta=inf/255", "eta must be a finite number"),
+        ("pgd7:eta=8/255/2", "eta must be a number"),
+        ("wasserstein:eta=1,radius=4/2", "radius must be a whole number"),
         ("wasserstein:eta=1,radius=1.5", "radius must be a whole number"),
         ("euclidean:eta=1,eta=2", "each once"),
         ("euclidean:strength=1", "KIND:eta=NUMBER"),
@@ -177,3 +207,28 @@ def test_a_combination_is_what_it_is_written_as_and_comes_back(penalty: str, att
 def test_a_bad_regularizer_is_refused_with_the_remedy(text: str, complaint: str) -> None:
     with pytest.raises(StudyError, match=complaint):
         Study(regularizers=(text,))
+
+
+def test_data_beside_a_file_are_found_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, here = tmp_path / "own", tmp_path / "here"
+    (own / "sets").mkdir(parents=True)
+    (own / "digits").mkdir()
+    here.mkdir()
+    stripes_file(own / "sets")
+    path = own / "mine.toml"
+    monkeypatch.chdir(here)
+
+    def read(text: str) -> Data:
+        path.write_text(text)
+        return presets.with_file(Study(), Path("../own/mine.toml")).data
+
+    found = read('dataset = "sets/stripes.npz"')
+    assert (found.dataset, found.data_dir) == ("sets/stripes.npz", own), "written as it is, wherever the command is given"
+    assert data.load(found).classes == 3
+    found = read('dataset = "stripes.npz"\ndata-dir = "sets"')
+    assert (found.dataset, found.data_dir) == ("stripes.npz", own / "sets")
+    assert data.load(found).classes == 3
+    assert read('dataset = "digits"').data_dir is None
+    assert read('dataset = "nowhere.npz"').data_dir is None
+    monkeypatch.chdir(own)
+    assert read('dataset = "sets/stripes.npz"').data_dir is None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from study.small_studies import stripes, stripes_file
 
 from wassersmooth.study import data
 from wassersmooth.study.config import Data
@@ -85,3 +89,48 @@ def test_augmented_batches_stay_in_the_box_and_keep_their_shape() -> None:
 def test_an_unknown_data_set_is_refused_with_the_known_ones() -> None:
     with pytest.raises(StudyError, match="dataset must be one of digits, mnist, fashion-mnist, cifar10, cifar100, a folder"):
         data.load(Data(dataset="imagenet"))
+
+
+def test_own_data_that_were_moved_are_found_in_data_dir(tmp_path: Path) -> None:
+    here, there, below = tmp_path / "here", tmp_path / "there", tmp_path / "there" / "sets"
+    here.mkdir()
+    below.mkdir(parents=True)
+    name = str(stripes_file(here))
+    before = data.load(Data(dataset=name)).fingerprint
+    Path(name).rename(there / "stripes.npz")
+    for moved in (name, "sets/stripes.npz"):
+        assert data.load(Data(dataset=moved, data_dir=there)).fingerprint == before, "by its name"
+    stripes_file(below, train=48)
+    found = data.load(Data(dataset="sets/stripes.npz", data_dir=there, validation=0.0))
+    assert len(found.train) == 48, "its whole relative path says more than its name"
+    with pytest.raises(StudyError, match=r"stripes\.npz does not exist; .*say with --data-dir in which folder it is now"):
+        data.load(Data(dataset=name))
+    with pytest.raises(StudyError, match=r"stripes\.npz does not exist, nor in --data-dir .*here; "):
+        data.load(Data(dataset=name, data_dir=here))
+    with pytest.raises(StudyError, match=r"got 'pictures', and no such folder is there, nor in --data-dir .*; check --dataset"):
+        data.load(Data(dataset="pictures", data_dir=here))
+
+
+def test_a_moved_folder_of_images_is_found(tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    images, labels = stripes(30, 0)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        folder = tmp_path / "there" / "pictures" / f"class{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pillow.fromarray(image).save(folder / f"{number}.png")
+    found = data.load(Data(dataset=str(tmp_path / "here" / "pictures"), data_dir=tmp_path / "there"))
+    assert found.classes == 3
+    assert found.remarks[0].startswith(f"{tmp_path / 'here' / 'pictures'} has no test images: 20% of its images are kept")
+
+
+def test_what_may_not_be_meant_about_own_data_is_remarked(tmp_path: Path) -> None:
+    images, labels = stripes(60, 0)
+    path = tmp_path / "own.npz"
+    np.savez(path, images=images, labels=labels + 1)
+    without_test, gap = data.load(Data(dataset=str(path))).remarks
+    assert without_test.startswith(f"{path} has no test images: 20% of its images are kept for that and not trained on")
+    assert gap.startswith(f"{path} has 4 classes, 0 to 3, and no training image of 0; number the classes from 0")
+    np.savez(path, images=images, labels=labels * 10, test_images=images, test_labels=labels)
+    (gap,) = data.load(Data(dataset=str(path))).remarks
+    assert "no training image of 1, 2, 3, 4, 5, ...; " in gap
+    assert data.load(Data(dataset=str(stripes_file(tmp_path)))).remarks == data.load(Data()).remarks == ()

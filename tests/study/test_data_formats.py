@@ -187,7 +187,20 @@ def test_npz_with_and_without_test_images(tmp_path: Path) -> None:
             {"images": np.zeros((2, 8, 8, 3)), "labels": np.zeros(2, int)},
             r"channels-last, \(2, 8, 8, 3\); expected \(n, channels",
         ),
-        ({"images": np.zeros((2, 4, 4)), "labels": np.zeros(2)}, "labels must be whole numbers"),
+        (
+            {"images": np.zeros((2, 4, 4)), "labels": np.zeros(2)},
+            "labels must be whole numbers; got float64; number the classes",
+        ),
+        ({"images": np.zeros((2, 4, 4)), "labels": np.array(["cat", "dog"])}, "labels must be whole numbers; got <U3"),
+        (
+            {
+                "images": np.zeros((2, 4, 4)),
+                "labels": np.arange(2),
+                "test_images": np.zeros((1, 4, 4)),
+                "test_labels": np.array(["cat"]),
+            },
+            "test_labels must be whole numbers; got <U3",
+        ),
         ({"images": np.zeros((2, 4, 4)), "labels": np.zeros(3, int)}, "n labels"),
         ({"images": np.array([{}] * 2, dtype=object), "labels": np.zeros(2, int)}, "not a readable .npz of plain arrays"),
     ],
@@ -202,8 +215,20 @@ def test_a_file_that_is_no_npz(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"nonsense")
     with pytest.raises(StudyError, match=r"not a readable \.npz"):
         read_npz(tmp_path / "a.npz")
-    with pytest.raises(StudyError, match=r"b\.npz does not exist"):
-        read_npz(tmp_path / "b.npz")
+    with (tmp_path / "a.npz").open("wb") as file:
+        np.save(file, np.zeros(3))  # one array, not an archive
+    with pytest.raises(StudyError, match=r"not a readable \.npz"):
+        read_npz(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("keep", [0, 1, 10, 100, 500, -300, -22, -1])
+def test_a_truncated_npz_is_named(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, images=np.zeros((20, 8, 8), np.uint8), labels=np.zeros(20, int))
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(StudyError, match=r"a\.npz: not a readable \.npz of plain arrays") as caught:
+        read_npz(path)
+    assert "\n" not in str(caught.value)
 
 
 def write_pictures(folder: Path, size: tuple[int, int] = (8, 6), mode: str = "RGB", count: int = 3) -> None:

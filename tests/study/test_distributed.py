@@ -19,14 +19,15 @@ from wassersmooth.study.runs import Run
 RUN = "wasserstein-eta0.3-radius2-seed0"
 
 
-def train(dataset: Path, output: Path, processes: int) -> str:
+def train(dataset: Path, output: Path, processes: int, more: str = "--epochs 3", modules: Path | None = None) -> str:
     """Batches of 13: neither they nor the last one can be halved. The port is the system's choice."""
-    flags = f"train --dataset {dataset} --epochs 3 --batch-size 13 --validation 0.25 --device cpu --threads 1 --output {output}"
+    flags = f"train --dataset {dataset} --batch-size 13 --validation 0.25 --device cpu --threads 1 --output {output} {more}"
     begin = [sys.executable, "-m"]
     if processes > 1:
         begin += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
     command = [*begin, "wassersmooth", *flags.split(), "--regularizers", "wasserstein:eta=0.3,radius=2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=alone, cwd=modules)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -46,6 +47,34 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         )
     assert shown.count("3/3") == 1, "only the first process speaks"
     assert "finished before" in train(dataset, tmp_path / "two", 2)
+
+
+OF_TWO_MINDS = """
+import os
+from torch import nn
+
+class Undecided(nn.Module):
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, classes))
+
+    def forward(self, images):
+        scores = self.inner(images)
+        return scores if self.training or os.environ.get("RANK") != "1" else scores * 0
+
+def undecided(channels, classes):
+    return Undecided(channels, classes)
+"""
+
+
+def test_processes_that_validate_differently_stop_together(tmp_path: Path) -> None:
+    """As batch-norm's running statistics make them: here the second one never sees an improvement."""
+    (tmp_path / "of_two_minds.py").write_text(OF_TWO_MINDS)
+    more = "--epochs 8 --patience 2 --eta-ramp 0 --learning-rate 0.001 --model of_two_minds:undecided"
+    train(stripes_file(tmp_path), tmp_path / "two", 2, more, tmp_path)
+    errors = [row["validation_error"] for row in Run.at(tmp_path / "two" / RUN).metrics()]
+    assert len(errors) > 3, "the second process alone would have stopped after three epochs"
+    assert len(errors) == min(8, errors.index(min(errors)) + 3)
 
 
 LAST_THREADS = """

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from wassersmooth.robustness.suites import FRONTIER
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier import comparison, questions
 from wassersmooth.study.frontier.aims import Aim, aims
-from wassersmooth.study.frontier.comparison import Noise, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.comparison import Difference, Noise, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier.gathering import Frontier, gather, marked, united
 from wassersmooth.study.frontier.page import page_text, write_page
-from wassersmooth.study.frontier.points import THREATS, base_variant, chosen, fronts, points_of
+from wassersmooth.study.frontier.points import THREATS, Point, base_variant, chosen, fronts, points_of
 from wassersmooth.study.regularizers import KINDS, Regularizer
 from wassersmooth.study.screen import Screen
 
@@ -205,15 +206,46 @@ def test_a_gap_that_was_planted_is_found_at_equal_clean_error(gathered: Path) ->
 
 
 def test_fronts_are_straight_lines_and_level_beyond_their_ends() -> None:
-    curve = [(10.0, 50.0, 1), (20.0, 30.0, 1), (22.0, 20.0, 3)]
-    noise = Noise({"clean": 1e-3, "elastic_1.5": 2e-3}, frozenset())
-    found = [comparison._on_front(curve, clean, "elastic_1.5", noise) for clean in (9.5, 10, 15, 20, 21, 22.4)]
-    assert [value for value, _ in found] == pytest.approx([50, 50, 40, 30, 25, 20])
-    variances = [variance for _, variance in found]
-    assert variances[0] == pytest.approx(2e-3 * 50 * 50)  # level: the clean error does not matter
-    assert variances[2] == pytest.approx(2e-3 * 40 * 60 + 2**2 * 1e-3 * 15 * 85)
-    assert variances[4] == pytest.approx((2e-3 * 25 * 75 + 5**2 * 1e-3 * 21 * 79) / 2)  # the mean of one and three seeds
-    assert variances[5] == pytest.approx(2e-3 * 20 * 80 / 3)
+    curve = [(10.0, 50.0), (20.0, 30.0), (22.0, 20.0)]
+    found = [comparison._on_front(curve, clean) for clean in (9.5, 10, 15, 20, 21, 22, 22.4)]
+    assert found == pytest.approx([50, 50, 40, 30, 25, 20, 20])
+
+
+def wobbling(count: int, seeds: int, gap: float, chance: random.Random) -> list[Point]:
+    """Points along a straight line of slope -2, with a standard deviation of one in both errors of every run."""
+    points = []
+    for i in range(count):
+        clean = 17 + 8 * i / (count - 1)
+        true = {"clean": clean, "elastic_1.5": 60 - 2 * (clean - 20) + gap}
+        runs = [{name: chance.gauss(value, 1) for name, value in true.items()} for _ in range(seeds)]
+        points.append(Point(tuple({"errors": errors, "flips": {}, "intervals": {}} for errors in runs)))
+    return points
+
+
+@pytest.mark.parametrize("gap", [0, -5])
+def test_the_standard_error_at_equal_clean_error_is_the_spread_of_many_studies(gap: float) -> None:
+    scales = {"clean": 1 / (20 * 80), "elastic_1.5": 1 / (60 * 40)}
+    noise = Noise(scales, dict.fromkeys(scales, 30))
+    met = []
+    for trial in range(80):
+        chance = random.Random(trial)
+        found = at_equal_clean(wobbling(4, 3, gap, chance), wobbling(6, 3, 0, chance), "elastic_1.5", noise)
+        assert found is not None
+        met.append(found.difference)
+    assert statistics.fmean(d.mean for d in met) == pytest.approx(gap, abs=0.5)
+    assert statistics.median(d.error for d in met) == pytest.approx(statistics.stdev(d.mean for d in met), rel=0.35)
+    clear = sum(d.clear for d in met) / len(met)
+    assert clear < 0.15 if gap == 0 else clear > 0.9
+
+
+def test_few_seeds_ask_for_larger_differences() -> None:
+    scales = {"clean": 0.01, "elastic_1.5": 0.01}
+    assert Noise(scales, {"clean": 30, "elastic_1.5": 3}).quantile("clean", "elastic_1.5") == pytest.approx(3.182, abs=1e-3)
+    assert Noise(scales, {"clean": 0, "elastic_1.5": 0}).quantile("clean", "elastic_1.5") == pytest.approx(1.96)
+    assert not Difference(2.5, 1, 3.182).clear
+    assert Difference(2.5, 1).clear
+    average = Difference.average([Difference(1, 3, 2), Difference(2, 4, 3)])
+    assert (average.mean, average.error, average.quantile) == (1.5, 2.5, 3)
 
 
 def test_chance_is_told_from_seeds_and_less_of_it_near_the_ends(tmp_path: Path) -> None:
@@ -309,7 +341,7 @@ def test_further_seeds_without_validation_errors_leave_the_choice_as_it_was(tmp_
             [r"^With radius 2, the dependence on the image helps with pixel 8/255.*: at equal clean error .*1 to 2 seeds"],
         ),
         ("mass", [r"^A mass term of 0\.25 at radius 2 helps with .*pixel 8/255 -3\.\d ± 0\.\d"]),
-        ("radius", ["^Radius 8 in place of 2 changes nothing beyond twice the standard error: at equal clean error"]),
+        ("radius", ["^Radius 8 in place of 2 changes nothing beyond chance: at equal clean error"]),
         ("laplacian", [r"^With radius 2, the Laplacian term hurts with .*pixel 8/255 \+[23]\.\d"]),
         (
             "activation",

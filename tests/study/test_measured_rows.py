@@ -10,9 +10,10 @@ import torch
 from study.small_studies import SILENT, tiny_run, train_to_the_end
 
 from wassersmooth.robustness.measurement import Measurement
-from wassersmooth.study import experiment
+from wassersmooth.study import experiment, provenance
 from wassersmooth.study.measured_rows import MeasuredRows
 from wassersmooth.study.runs import MEASURED
+from wassersmooth.study.screen import Screen
 
 SUBJECT = {"model_sha256": "a", "test_sha256": "b", "device": "cpu"}
 
@@ -62,6 +63,65 @@ def test_a_look_at_fewer_images_costs_no_row_and_another_network_has_none(tmp_pa
     assert list(MeasuredRows(path, SUBJECT)) == ["clean", "more"]
     assert not len(MeasuredRows(path, SUBJECT | {"model_sha256": "another"}))
     assert not len(MeasuredRows(path, SUBJECT)), "the rows of a network that is gone are dropped"
+
+
+def test_every_row_keeps_its_origin(tmp_path: Path) -> None:
+    path = tmp_path / MEASURED["test"]
+    wrong = torch.ones(3, dtype=torch.bool)
+    for commit, name in (("old", "clean of all, seed 1"), ("new", "fgsm of all, seed 1")):
+        MeasuredRows(path, SUBJECT, {"commit": commit})[name] = wrong
+    with path.open("a") as file:
+        file.write('{"name": "flips", "shape": [3], "bits": "4A=="}\n')  # as earlier versions wrote them
+    again = MeasuredRows(path, SUBJECT, {"commit": "new"})
+    again["ifgsm of all, seed 1"] = wrong
+    assert again.origins() == [{"origin": {"commit": "new"}, "rows": []}], "nothing was asked for yet"
+    assert all(again[name].all() for name in again)
+    assert again.origins() == [
+        {"origin": {"commit": "new"}, "rows": ["fgsm", "ifgsm"]},
+        {"origin": {"commit": "old"}, "rows": ["clean"]},
+        {"origin": None, "rows": ["flips"]},
+    ]
+
+
+def test_a_place_is_named_by_its_commit_or_its_source() -> None:
+    origin = {"commit": "b" * 40 + "+", "source_sha256": "c" * 64, "hardware": "a GPU"}
+    assert provenance.place(origin) == "bbbbbbbbbbbb+ on a GPU"
+    assert provenance.place(origin | {"commit": None}) == "source cccccccccccc on a GPU"
+
+
+def test_an_evaluation_says_which_of_its_rows_are_whose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, loaded = tiny_run(tmp_path, epochs=1)
+    train_to_the_end(run, loaded)
+    monkeypatch.setattr(provenance, "commit", lambda: "a" * 40)
+    monkeypatch.setattr(provenance, "hardware", lambda device: "an old machine")
+    experiment.measure([run], Screen(), "cpu", "quick", 12)
+    assert "remembered" not in capsys.readouterr().out
+    (first,) = run.evaluation()["evaluated"]
+    assert first["origin"] == provenance.origin(torch.device("cpu"))
+    assert first["origin"].keys() == {"commit", "source_sha256", "versions", "hardware"}
+    path = run.folder / MEASURED["test"]
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line.get("name", "").startswith("flips"):
+            del line["origin"]  # as earlier versions wrote them
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.undo()
+    before = path.read_bytes()
+    experiment.measure([run], Screen(), "cpu", "paper", 12)
+    here, old, unknown = run.evaluation()["evaluated"]
+    assert here["origin"] == provenance.origin(torch.device("cpu")) != old["origin"]
+    assert old["origin"] == first["origin"]
+    assert unknown == {"origin": None, "rows": ["flips_horizontal", "flips_vertical"]}
+    assert [*old["rows"], *unknown["rows"], "masking"] == first["rows"], "nothing was measured again"
+    names = [entry["name"] for entry in run.evaluation()["entries"]]
+    assert here["rows"] == [*(name for name in names if name not in old["rows"]), "masking"]
+    assert path.read_bytes().startswith(before)
+    said = [line for line in capsys.readouterr().out.splitlines() if "remembered" in line]
+    counts = f"{len(old['rows'])} rows from aaaaaaaaaaaa on an old machine, 2 rows from an unknown commit"
+    again = "move measured.jsonl away to measure everything again"
+    assert said == [f"none-seed0: remembered, not measured: {counts}; {again}"]
 
 
 def test_a_killed_evaluation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

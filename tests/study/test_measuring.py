@@ -15,7 +15,9 @@ import torch
 from study.small_studies import CPU, SILENT, stripes, stripes_file, tiny_run, tiny_study, train_to_the_end
 
 from wassersmooth import cli
-from wassersmooth.study import checkpoints, experiment
+from wassersmooth.study import checkpoints, experiment, rows
+from wassersmooth.study.clock import clocked
+from wassersmooth.study.error_table import show_errors
 from wassersmooth.study.errors import DivergedError, StudyError
 from wassersmooth.study.runs import Run
 from wassersmooth.study.screen import Screen
@@ -244,8 +246,56 @@ def test_the_screen_shows_the_strongest_attacks_of_any_suite(tmp_path: Path, cap
     record = run.evaluation()
     record["errors"]["autoattack_8_pixel"] = 99.0
     (run.folder / "evaluation.json").write_text(json.dumps(record))
-    experiment.show_errors([run], Screen())
+    show_errors([run], Screen())
     assert heads() == ["FGSM I-FGSM AutoA. I-FGSM flips flips", "run clean 8 px 8 px 8 px 8 norm horiz vert"]
     (run.folder / "evaluation.json").write_text(json.dumps(record | {"verdict": "masked: made up"}))
-    experiment.show_errors([run], Screen())
+    show_errors([run], Screen())
     assert capsys.readouterr().out.splitlines()[-1] == "none-seed0: masked: made up"
+
+
+def test_autoattack_on_fewer_images_is_said_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path)
+    record = measure(run)
+    for few, line in ((5, "AutoA.: the first 5 of these images"), (12, "")):
+        entries = [*record["entries"], {"name": "autoattack_8_pixel", "images": few}]  # type: ignore[misc]
+        errors = record["errors"] | {"autoattack_8_pixel": 99.0}  # type: ignore[operator]
+        (run.folder / "evaluation.json").write_text(json.dumps(record | {"errors": errors, "entries": entries}))
+        show_errors([run], Screen())
+        assert [one for one in capsys.readouterr().out.splitlines() if one.startswith("AutoA.:")] == [line] * bool(line)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]", '{"training_seconds": "long"}'])
+def test_a_damaged_record_of_times_stops_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "study.json").write_text(damage)
+    experiment.train(tiny_study(tmp_path, epochs=1), "tiny", folder, CPU, Screen())
+    said = [line for line in capsys.readouterr().out.splitlines() if line.endswith("; its times are counted from here on")]
+    assert len(said) == (not damage.startswith('{"'))
+    assert json.loads((folder / "study.json").read_text())["training_seconds"] > 0
+
+
+def race(code: str, *arguments: str) -> None:
+    """Three processes that begin at once."""
+    code = "import sys; from pathlib import Path\n" + code
+    started = [subprocess.Popen([sys.executable, "-c", code, *arguments, str(k)], stdin=subprocess.PIPE) for k in range(3)]
+    for process in started:
+        process.communicate(timeout=120)
+    assert [process.returncode for process in started] == [0, 0, 0]
+
+
+def test_processes_that_end_at_once_lose_no_time(tmp_path: Path) -> None:
+    code = "from wassersmooth.study.clock import clocked\n"
+    code += "for k in range(100):\n    with clocked(Path(sys.argv[1]), f'{sys.argv[2]}.{k}_seconds', print): pass\n"
+    race(code, str(tmp_path / "study.json"))
+    assert len(json.loads((tmp_path / "study.json").read_text())) == 3 * 100 + 1, "and their sum"
+    with clocked(tmp_path / "nowhere" / "study.json", "training_seconds", print):
+        pass
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_processes_that_add_rows_at_once_lose_none(tmp_path: Path) -> None:
+    code = "from wassersmooth.study import rows\n"
+    code += "for k in range(100): rows.merge(Path(sys.argv[1]), [{'name': f'{sys.argv[2]}.{k}'}], ['name'])\n"
+    race(code, str(tmp_path / "rows.json"))
+    assert len(rows.read(tmp_path / "rows.json")["rows"]) == 3 * 100

@@ -13,6 +13,7 @@ from wassersmooth.study.paper.claims import (
     FAILS,
     HOLDS,
     MASKED,
+    NOT_SHOWN,
     ONE_SEED,
     ONLY_NORMALIZED,
     UNKNOWN,
@@ -83,9 +84,23 @@ def test_worse_is_beyond_chance_as_well(wasserstein: float) -> None:
     assert not judged(with_errors("fgsm_8_pixel", 82.0, 30.95, wasserstein), "fgsm_8").trials[0].worse
 
 
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ((16.3, 15.6, 15.7), NOT_SHOWN),  # the order of the penalties is within chance
+        ((16.3, 15.6, 16.0), FAILS),  # Wasserstein above Euclidean
+        ((16.3, 15.95, 15.9), NOT_SHOWN),  # nearly half of the paper's fall
+        ((16.3, 16.25, 16.1), FAILS),  # a fifth of the paper's fall
+        ((15.0, 15.6, 14.0), FAILS),  # Euclidean above none
+    ],
+)
+def test_a_row_fails_where_its_opposite_is_beyond_chance(values: tuple[float, float, float], verdict: str) -> None:
+    assert judged(with_errors("clean", *values), "clean").verdict == verdict
+
+
 def test_a_row_that_holds_in_no_units() -> None:
     outcome = judged(with_errors("fgsm_8_normalized", 82.0, 31.0, 31.0), "fgsm_8")
-    assert outcome.verdict == FAILS
+    assert outcome.verdict == NOT_SHOWN
     pixel, normalized = outcome.trials
     assert (pixel.protects, pixel.better, pixel.setting) == (True, True, "pixel")
     assert (normalized.protects, normalized.better) == (True, False)

@@ -70,9 +70,13 @@ def test_a_publication_from_end_to_end(published: Path) -> None:
         assert row["flips"].keys() == set(AXES)
         assert row["flips_by_reach"]["vertical"].keys() == {"2", "4"}
         assert (row["images"]["clean"], row["images"]["autoattack_2_pixel"]) == (24, 3)
+        (measured,) = row["evaluated"]
+        assert set(measured["rows"]) == {*ERRORS, *(f"flips_{axis}" for axis in AXES), "masking"}
     text = (results / "paper.md").read_text()
     for heading in ("Table 1.", "AutoAttack.", "Table 2.", "Gradient masking", "The networks", "Provenance", "Commands"):
         assert heading in text
+    assert "Given by hand: no search is stored in the file. Euclidean eta" in text
+    assert "compare orders, not values" in text
     assert sorted(path.name for path in (results / "images").iterdir()) == [
         "paper-epsilon-within_one_point.png",
         "paper-errors-within_one_point.png",
@@ -164,6 +168,9 @@ def test_the_page_of_full_rows_and_a_search(tmp_path: Path) -> None:
     rows.merge(path, fake_rows() + fake_rows(2, "most_robust"), KEY, sweeps={"most_robust": {"euclidean": search}})
     text, plots = publish.page_of(path)
     assert "- Most robust, the rows of the paper's tables: **" in text
+    assert "Chosen by: the best robust error, whatever it costs." in text
+    assert "compare orders" not in text
+    assert "models.json" not in text
     counts = re.findall(r"\*\*(holds|holds only in normalized units|does not hold)\*\* (\d) of 6", text)
     judged = Counter(re.findall(r"^\| table .*? \| \*\*(.*?)\*\* \|", text, re.MULTILINE))
     assert sum((Counter({verdict: int(count)}) for verdict, count in counts), Counter()) == judged

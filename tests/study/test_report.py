@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 from study.fake_runs import POINTS, fake_study
+from study.small_studies import CPU, SILENT, tiny_study
 
 from wassersmooth import cli
+from wassersmooth.study import experiment
 from wassersmooth.study.report.reading import FILES
 from wassersmooth.study.report.writing import write_report
 from wassersmooth.study.tables import short_commit
@@ -218,7 +220,8 @@ def test_other_regularizers_and_strengths_have_columns_and_colors_of_their_own(t
     more = fake_study(tmp_path / "more", seeds=1, pictures=False)
     for number, run in enumerate(sorted(more.iterdir())):
         kind = ("uniform", "wasserstein", "adversarial")[number]
-        config = json.loads((run / "config.json").read_text()) | {"regularizer": kind, "eta": 0.7, "radius": 4 * (number < 2)}
+        point = {"regularizer": kind, "eta": 0.7 if number < 2 else 8 / 255, "radius": 4 * (number < 2)}
+        config = json.loads((run / "config.json").read_text()) | point
         (run / "config.json").write_text(json.dumps(config))
         run.rename(folder / f"more-{number}")
     page = write_report(folder).read_text()
@@ -228,6 +231,7 @@ def test_other_regularizers_and_strengths_have_columns_and_colors_of_their_own(t
     assert len(set(swatches)) == len(swatches) == 6
     assert swatches[:3] == ["s0", "s1", "s2"]
     assert "η = 0.7, radius 4" in head[0]
+    assert "η = 8/255" in head[0]
     assert "Image-independent" in head[0]
     papers = re.findall(r"<span>paper</span> 30\.20", page)
     assert len(papers) == 2, "beside one Wasserstein column, in each unit"
@@ -270,3 +274,38 @@ def test_a_run_is_not_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     run = next(path.parent for path in fake_study(tmp_path / "study").glob("*/config.json"))
     assert cli.main(["report", str(run)]) == 2
     assert "report needs the folder of a study" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"{ \xff not json", b"[1, 2]"])
+def test_a_damaged_evaluation_is_refused_with_the_command_that_writes_it_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    study = tiny_study(tmp_path, epochs=1)
+    (run,) = experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
+    experiment.measure([run], SILENT, "cpu", "quick", 12)
+    path = run.folder / "evaluation.json"
+    whole = path.read_bytes()
+    path.write_bytes(content)
+    assert cli.main(["report", str(tmp_path / "study")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"wassersmooth: {path}")
+    assert error.endswith(f"; measured.jsonl still has its rows; write it again with: wassersmooth evaluate {run.folder}\n")
+    assert cli.main(["evaluate", str(run.folder), "--suite", "quick", "--test-images", "12", "--device", "cpu"]) == 0
+    assert json.loads(path.read_bytes())["errors"] == json.loads(whole)["errors"]
+    path.unlink()
+    assert cli.main(["report", str(tmp_path / "study")]) == 0, "one that was never made is no damage"
+
+
+def test_errors_on_other_images_are_not_compared(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    comparing = re.compile("beyond the choice of test images|cannot be told")
+    path = next(folder.glob("none*")) / "evaluation.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"suite": "quick"}))
+    assert comparing.search(Outline(write_report(folder).read_text()).words), "the same images, by another suite"
+    path.write_text(json.dumps(record | {"test_sha256": "another"}))
+    words = Outline(write_report(folder).read_text()).words
+    assert "their errors do not compare" in words
+    assert not comparing.search(words)
+    assert not comparing.search((folder / "tables.md").read_text())
+    assert "The error on clean test images is" in words

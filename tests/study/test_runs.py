@@ -228,7 +228,7 @@ def test_a_checkpoint_holds_no_pickle_and_everything_that_changes(tmp_path: Path
     groups = {name.split("/")[0] for name in stored.tensors}
     assert groups == {"model", "optimizer", "random"}
     assert stored.under("random").keys() == {"cpu", "order", "noise"}
-    assert {"epoch", "steps", "schedule", "config", "data"} <= stored.facts.keys()
+    assert stored.facts.keys() == {"config", "data", "epoch", "steps", "best_error", "best_epoch", "scores"}
 
 
 def test_a_configuration_is_settled_anew_while_nothing_is_trained(tmp_path: Path) -> None:
@@ -274,3 +274,15 @@ def test_processes_may_write_one_file_at_once(tmp_path: Path) -> None:
     assert [writer.returncode for writer in writers] == [0, 0, 0]
     assert (tmp_path / "record").read_text() in [5000 * letter for letter in "abc"]
     assert [path.name for path in tmp_path.iterdir()] == ["record"]
+
+
+def test_a_read_only_file_system_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing can be opened for writing, nothing can be removed either."""
+
+    def refuse(path: Path, *arguments: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(RunStoppedError, match=r"a\.json cannot be written \(Read-only file system\)"):
+        durable.write_json(tmp_path / "a.json", {})

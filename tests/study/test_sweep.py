@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from wassersmooth.study import data, presets
 from wassersmooth.study.config import Study
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.runs import read_json, runs_in
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.search import heatmap, sweep
 from wassersmooth.study.search.selection import SELECTIONS, Measured, choose, select
@@ -116,6 +118,36 @@ def test_both_selections_of_both_kinds_are_stored_beside_the_unregularized_netwo
     train = presets.with_file(Study(), tmp_path / "sweep" / "selected.toml")
     selected = [one["point"] for kinds in stored["selected"].values() for one in kinds.values() if one is not None]
     assert {*map(Regularizer.parse, train.regularizers)} == {Regularizer("none"), *(Regularizer(**p) for p in selected)}
+
+
+def test_a_sweep_trains_the_point_that_it_records(tmp_path: Path) -> None:
+    grid = Grid("adversarial", etas=(8 / 255, 0.01234567))
+    run_sweep(tiny_study(tmp_path, epochs=1), tmp_path / "sweep", grid)
+    trained = {run.folder.name: run.config.regularizer for run in runs_in(tmp_path / "sweep")}
+    assert set(trained.values()) == {Regularizer("none"), *grid.points()}
+    assert trained["adversarial-eta8_255-seed0"].eta == 8 / 255
+
+
+def test_sweeps_of_several_kinds_that_end_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Measured(Regularizer("none"), 10.0, 50.0)
+
+    def conclude(kind: str) -> None:
+        sweep._conclude([Measured(Regularizer(kind, 0.1), 10.0, 40.0)], plain, {}, tmp_path, SILENT)
+
+    def read_slowly(path: Path, what: str) -> dict[str, object]:
+        found = read_json(path, what)
+        time.sleep(0.3)  # time enough for the other one to read the same
+        return found
+
+    monkeypatch.setattr(heatmap, "draw", lambda *rest: "not drawn")
+    conclude("euclidean")
+    monkeypatch.setattr(sweep, "read_json", read_slowly)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(conclude, ["dual-norm", "pgd7"]))
+    kinds = {"euclidean", "dual-norm", "pgd7"}
+    assert read_json(tmp_path / "sweep.json", "a sweep")["searches"].keys() == kinds
+    train = presets.with_file(Study(), tmp_path / "selected.toml")
+    assert {Regularizer.parse(text).kind for text in train.regularizers} == {"none", *kinds}
 
 
 def test_a_preset_may_hold_the_grid(tmp_path: Path) -> None:
@@ -291,3 +323,44 @@ def test_bad_sweeps_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="one process per worker"):
         sweep.sweep(tiny_study(tmp_path), GRID, "tiny", tmp_path, dataclasses.replace(CPU, size=2), SILENT)
     assert [p.radius for p in Grid("euclidean").points()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "etas", "radii", "edges"),
+    [
+        ((0.2, 2), (0.1, 0.2, 0.3), (1, 2, 4), ""),
+        ((0.1, 1), (0.1, 0.2, 0.3), (1, 2, 4), "eta 0.1 is the smallest tried"),
+        ((0.3, 4), (0.1, 0.2, 0.3), (1, 2, 4), "eta 0.3 is the largest tried and radius 4 is the largest tried"),
+        ((0.2, 4), (0.1, 0.2, 0.3), (1, 2, 4), "radius 4 is the largest tried"),
+        ((0.1, 4), (0.1,), (4,), ""),
+    ],
+)
+def test_a_choice_at_the_edge_of_the_grid_is_said(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    chosen: tuple[float, int],
+    etas: tuple[float, ...],
+    radii: tuple[int, ...],
+    edges: str,
+) -> None:
+    points = [(eta, radius) for eta in etas for radius in radii]
+    found = [Measured(point(*one), 9.0, 30.0 if one == chosen else 40.0) for one in points]
+    assert sweep._conclude(found, Measured(Regularizer("none"), 10.0, 50.0), {}, tmp_path, Screen()) == point(*chosen)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("beware: ")]
+    assert len(said) == bool(edges)
+    assert all(line.startswith(f"beware: the chosen point lies at the edge of the grid: {edges}; ") for line in said)
+
+
+def test_regularizers_of_a_preset_or_a_file_do_not_stop_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wassersmooth.study.commands.sweep", lambda *arguments: None)
+    path = tmp_path / "mine.toml"
+    path.write_text('regularizers = ["none", "euclidean:eta=0.2"]\n')
+    assert cli.main(["sweep", "--device", "cpu"]) == 0
+    assert cli.main(["sweep", "--device", "cpu", "--preset", "mnist", "--config", str(path)]) == 0
+    assert cli.main(["sweep", "--device", "cpu", "--config", str(path), "--regularizers", "euclidean:eta=0.3"]) == 2
+
+
+def test_remarks_are_said_before_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = tiny_study(tmp_path, epochs=1, milestones=(5,))
+    sweep.sweep(study, Grid(etas=(0.1,), radii=(1,)), "tiny", tmp_path / "sweep", CPU, Screen())
+    assert capsys.readouterr().out.count("--milestones 5: never reached in 1 epochs") == 1

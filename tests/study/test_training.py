@@ -11,7 +11,7 @@ import torch
 from study.small_studies import CPU, SILENT, tiny_run, tiny_study, train_to_the_end
 
 from wassersmooth.study import checkpoints, experiment
-from wassersmooth.study.data import Part
+from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.errors import RunStoppedError, StudyError
 from wassersmooth.study.runs import Run
 from wassersmooth.study.screen import Screen
@@ -120,6 +120,50 @@ def test_early_stopping_keeps_the_best_weights(tmp_path: Path, monkeypatch: pyte
     train_to_the_end(run, loaded)
     assert len(run.metrics()) == 5  # the second epoch was the best; three more did not beat it
     assert same(weights(run), seen[1])
+
+
+def with_errors(run: Run, loaded: Dataset, errors: list[float]) -> TrainingState:
+    """A state after as many epochs, in each of which the last bias is the number of the epoch."""
+    state = TrainingState(run.config, loaded, CPU)
+    for number, validation_error in enumerate(errors, 1):
+        state.begin_epoch()
+        list(state.model.parameters())[-1].data.fill_(number)
+        state.end_epoch(validation_error)
+    return state
+
+
+def test_no_epoch_of_a_ramp_is_the_best_one(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, regularizers=("euclidean:eta=0.4",), epochs=20, patience=2, eta_ramp=4)
+    during = with_errors(run, loaded, [5.0, 6.0, 7.0])
+    assert (during.best_epoch, during.best) == (0, {})
+    assert not during.out_of_patience
+    assert not with_errors(run, loaded, [5.0, 6.0, 7.0, 30.0, 31.0]).out_of_patience
+    after = with_errors(run, loaded, [5.0, 6.0, 7.0, 30.0, 31.0, 32.0])
+    assert after.out_of_patience
+    after.restore_best()
+    assert set(list(after.model.parameters())[-1].tolist()) == {4.0}, "the first epoch with all of eta"
+
+
+@pytest.mark.parametrize("regularizer", ["none", "pgd7:eta=8/255"])
+def test_where_nothing_grows_patience_begins_at_once(tmp_path: Path, regularizer: str) -> None:
+    run, loaded = tiny_run(tmp_path, regularizers=(regularizer,), epochs=20, patience=2, eta_ramp=10)
+    assert with_errors(run, loaded, [5.0, 6.0, 7.0]).out_of_patience
+
+
+def test_the_checkpoints_of_earlier_versions_go_on(tmp_path: Path) -> None:
+    """They hold a schedule, which follows from the epoch, and perhaps a best epoch out of the ramp."""
+    run, loaded = tiny_run(tmp_path, regularizers=("euclidean:eta=0.4",), epochs=20, patience=2, eta_ramp=4)
+    with run.claimed():
+        with_errors(run, loaded, [5.0, 6.0]).save(run)
+        stored = checkpoints.load(run.checkpoint_path)
+        earlier = {"best_error": 5.0, "best_epoch": 1, "schedule": {"learning_rate": 0.02, "eta": 0.2}}
+        best = {f"best/{name}": tensor for name, tensor in stored.under("model").items()}
+        checkpoints.save(run.checkpoint_path, stored.tensors | best, stored.facts | earlier)
+        state = TrainingState(run.config, loaded, CPU)
+        state.resume(run)
+    assert (state.epoch, state.best_epoch, state.best) == (2, 0, {})
+    assert state.begin_epoch() == 0.02
+    assert state.eta.item() == pytest.approx(0.3)
 
 
 def test_a_run_that_stopped_early_does_not_go_on(tmp_path: Path) -> None:
@@ -235,3 +279,27 @@ def test_a_regularizer_that_does_not_fit_the_images_is_bad_input(tmp_path: Path)
     study = dataclasses.replace(study, data=dataclasses.replace(study.data, dataset=str(path), validation=0.0))
     with pytest.raises(StudyError, match=r"wasserstein:eta=0\.1,radius=1: "):
         experiment.train(study, "tiny", tmp_path / "dot", CPU, SILENT)
+
+
+@pytest.mark.parametrize(
+    ("milestones", "line"),
+    [
+        ((1,), None),
+        ((2, 4), "--milestones 2 4: never reached in 2 epochs, and the learning rate never falls; lower them, or train longer"),
+        ((1, 2), "--milestones 2: never reached in 2 epochs, and the learning rate falls less often; lower them"),
+    ],
+)
+def test_milestones_that_are_never_reached_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], milestones: tuple[int, ...], line: str | None
+) -> None:
+    experiment.train(tiny_study(tmp_path, epochs=2, milestones=milestones), "tiny", tmp_path / "a", CPU, Screen())
+    shown = capsys.readouterr().out
+    assert line in shown if line else "--milestones" not in shown
+
+
+def test_remarks_on_the_data_are_said_once_for_all_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = tiny_study(tmp_path, epochs=1, seeds=(0, 1))
+    stored = np.load(study.data.dataset)
+    np.savez(study.data.dataset, images=stored["images"], labels=stored["labels"])
+    experiment.train(study, "tiny", tmp_path / "a", CPU, Screen())
+    assert capsys.readouterr().out.count("has no test images: 20% of its images are kept") == 1

@@ -4,8 +4,9 @@ Everywhere ``f`` maps a batch ``(B, C, H, W)`` to one number per image ``(B,)``,
 ``metric`` is :class:`~wassersmooth.Euclidean` or :class:`~wassersmooth.Wasserstein`. Without a mass term the geometry lives
 on images of fixed mass, and L^+ is the pseudo-inverse; with one it is the ordinary inverse.
 
-Gradients, their lengths, Laplacians and Hessians can be differentiated again, in x and in whatever f depends on, so they carry
-a graph unless they are computed under ``torch.no_grad()``.
+Gradients, their lengths and Laplacians can be differentiated again, in x and in whatever f depends on, so they carry a graph
+unless they are computed under ``torch.no_grad()``. The Hessian can be differentiated in what f depends on, and refuses an x, a
+or b that requires grad, or weights that are learned: the linear systems behind its Christoffel term are not differentiated.
 
 Two formulas differ from the print. The Hessian subtracts the Christoffel term. The Laplace-Beltrami operator has the extra
 term ``div L . grad f``, which vanishes only where all pixels have the same degree: nowhere near the border of an image.
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from wassersmooth import _checks
-from wassersmooth.geometry.metrics import Metric
+from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
 from wassersmooth.geometry.operators import Cometric
 from wassersmooth.geometry.randomness import random_signs
 
@@ -60,7 +61,7 @@ def laplacian(
     """
     _checks.choice("kind", kind, KINDS)
     if probes is not None:
-        _checks.positive_integer("probes", probes, "None is exact")
+        probes = _checks.positive_integer("probes", probes, "None is exact")
     return laplacian_at(_cometric(metric, x), f, x, metric, kind, probes, generator)
 
 
@@ -87,13 +88,11 @@ def laplacian_at(
 def beltrami_drift(x: Tensor, metric: Metric) -> Tensor:
     """The first-order part of the Laplace-Beltrami operator: Delta_W f = tr(L Hess f) + drift . grad f.
 
-    ``drift = div L - (1/2) L grad logdet+ L``, which is minus the trace of the Christoffel symbol. It does not depend on f
-    and is not differentiable. The derivative of the log-determinant is taken through effective resistances,
+    ``drift = div L - (1/2) L grad logdet+ L``, which is minus the trace of the Christoffel symbol. It does not depend on f.
+    The derivative of the log-determinant is taken through effective resistances,
     ``d logdet+ L / dx_k = (1/2 d_k) sum_j w_kj R_kj``. # shape: (B, C, H, W)
     """
-    cometric = _cometric(metric, x)
-    with torch.no_grad():
-        return metric.divergence(x) - cometric.mv(metric.grad_logdet(x)) / 2
+    return metric.divergence(x) - _cometric(metric, x).mv(metric.grad_logdet(x)) / 2
 
 
 def christoffel(x: Tensor, a: Tensor, b: Tensor, metric: Metric) -> Tensor:
@@ -113,6 +112,7 @@ def christoffel(x: Tensor, a: Tensor, b: Tensor, metric: Metric) -> Tensor:
 def hessian(f: Function, x: Tensor, a: Tensor, b: Tensor, metric: Metric) -> Tensor:
     """Hess_W f(a, b) = a' Hess f b - Gamma(a, b) . grad f: the second derivative along a geodesic for a = b. # shape: (B,)"""
     bend = christoffel(x, a, b, metric)
+    _refuse_to_differentiate(metric, x=x, a=a, b=b)
     point, differential = _differential(f, x)
     return _dot(a, _hessian_times(b, differential, point)) - _dot(bend, differential)
 
@@ -128,7 +128,7 @@ def exp_map(x: Tensor, v: Tensor, metric: Metric, steps: int = 32) -> Tensor:
     In terms of the momentum p = L^+ v a geodesic is a Hamiltonian flow, x' = L(x) p and p'_k = -(1/2) p' L(e_k) p, so that
     one solve at the start is enough; it is integrated by the classical Runge-Kutta method. # shape: (B, C, H, W)
     """
-    _checks.positive_integer("steps", steps)
+    steps = _checks.positive_integer("steps", steps)
     cometric = _cometric(metric, x)
     _checks.like("v", v, x)
     if not bool(torch.isfinite(cometric.norm_sq(v.detach())).all()):
@@ -164,6 +164,20 @@ def _runge_kutta(metric: Metric, x: Tensor, p: Tensor, h: float) -> tuple[Tensor
 def _cometric(metric: Metric, x: Tensor) -> Cometric:
     _checks.metric(metric)
     return metric.cometric(x)
+
+
+def _refuse_to_differentiate(metric: Metric, **tensors: Tensor) -> None:
+    """A derivative without that of the Christoffel term would be wrong, and nobody would see it."""
+    if isinstance(metric, Euclidean) or not torch.is_grad_enabled():  # flat, or nobody will differentiate
+        return
+    if isinstance(metric, Wasserstein):
+        tensors["the weights"] = metric.graph.weights
+    watched = [name for name, tensor in tensors.items() if tensor.requires_grad]
+    if watched:
+        raise ValueError(
+            f"the Hessian is differentiable in what f depends on, not in x, a, b or the weights of the graph; "
+            f"got a gradient required by {', '.join(watched)}; hand over .detach(), or use torch.no_grad()"
+        )
 
 
 def _differential(f: Function, x: Tensor) -> tuple[Tensor, Tensor]:

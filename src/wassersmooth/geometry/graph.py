@@ -32,7 +32,8 @@ class PixelGraph:
     Attributes:
         height, width: the size of the image.
         radius, neighborhood: the window that was asked for.
-        weights: omega, one positive weight per relation, float64 unless a tensor was given. # shape: (R,)
+        weights: omega, one positive weight per relation, float64 unless a tensor was given; a copy, unless it is one that is
+            learned, which is followed wherever an optimizer takes it. # shape: (R,)
         weight_name: what the weights are called in a repr.
         offsets: the representative ``(dy, dx)`` of each relation: dy > 0, or dy = 0 and dx > 0; in row order.
     """
@@ -49,7 +50,11 @@ class PixelGraph:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", _offsets(self.height, self.width, self.radius, self.neighborhood))
-        object.__setattr__(self, "_fixed_stencil", None if self.weights.requires_grad else self._choose_stencil())
+        object.__setattr__(self, "_fixed_stencil", None)
+        if not self.weights.requires_grad:
+            with torch.inference_mode(False), torch.no_grad():
+                object.__setattr__(self, "weights", self.weights.clone())
+                object.__setattr__(self, "_fixed_stencil", self._choose_stencil())
 
     @classmethod
     def grid(
@@ -70,9 +75,9 @@ class PixelGraph:
                 symmetric function ``(dy, dx) -> float > 0`` that is called at each representative, or a tensor with
                 one weight per relation, which may require grad: a ground metric that can be learned.
         """
-        _checks.positive_integer("height", height)
-        _checks.positive_integer("width", width)
-        _checks.positive_integer("radius", radius, "a pixel needs neighbors to exchange mass with")
+        height = _checks.positive_integer("height", height)
+        width = _checks.positive_integer("width", width)
+        radius = _checks.positive_integer("radius", radius, "a pixel needs neighbors to exchange mass with")
         _checks.choice("neighborhood", neighborhood, NEIGHBORHOODS)
         offsets = _offsets(height, width, radius, neighborhood)
         if not offsets:
@@ -101,7 +106,16 @@ class PixelGraph:
     @property
     def stencil(self) -> NeighborSum:
         """The cheapest way to sum over neighbors; made anew where an optimizer may have moved the weights."""
-        return self._choose_stencil() if self._fixed_stencil is None else self._fixed_stencil
+        return self._fixed() or self._choose_stencil()
+
+    def _fixed(self) -> NeighborSum | None:
+        """The stencil of weights that nobody has learned since the graph was built."""
+        return None if self.weights.requires_grad else self._fixed_stencil
+
+    def check_weights(self) -> None:
+        """Complains where an optimizer has moved a learned weight out of the positive numbers: L need not be PSD there."""
+        if self._fixed() is None:
+            _checks.weights(self.weights, len(self.offsets))
 
     def degrees(self, like: Tensor) -> Tensor:
         """s, the weighted degree of each pixel, in the dtype and on the device of ``like``. # shape: (H, W)"""
@@ -109,13 +123,13 @@ class PixelGraph:
 
     def _remembered(self, name: str, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
         """A tensor of the weights on the device of ``like``, made once: while a CUDA graph is captured, nothing comes from the
-        CPU, and what is made then belongs to the graph."""
-        if self.weights.requires_grad or _checks.tracing():  # never from, nor into, the cache
+        CPU, and what is made then belongs to the graph. Not for weights that are learned, or were: they may have moved."""
+        if self._fixed() is None or _checks.tracing():
             return make()
         key = (name, like.device, like.dtype)
         if key in self._cache:
             return self._cache[key]
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode is of no use outside of it
             made = make()
         if not _checks.capturing(like):
             self._cache[key] = made
@@ -194,7 +208,7 @@ def _evaluate(weight: str | WeightFunction | Tensor, offsets: Offsets, radius: i
     """The weights of the relations, and the name they go by in a repr."""
     if isinstance(weight, Tensor):
         _checks.weights(weight, len(offsets))
-        return (weight if weight.requires_grad else weight.clone()), "tensor"
+        return weight, "tensor"
     if isinstance(weight, str):
         _checks.choice("weight", weight, NAMED_WEIGHTS)
         function, name = (_gaussian(radius) if weight == "gaussian" else _one), weight

@@ -53,7 +53,7 @@ class Metric(ABC):
 
     @abstractmethod
     def grad_logdet(self, x: Tensor) -> Tensor:
-        """The Euclidean gradient of the log-determinant, ``tr(L^+ dL/dx_k)``; not differentiable. # shape: as x"""
+        """The Euclidean gradient of the log-determinant, ``tr(L^+ dL/dx_k)``. # shape: as x"""
 
 
 class Euclidean(Metric):
@@ -104,18 +104,20 @@ class Wasserstein(Metric):
         if not isinstance(graph, PixelGraph):
             raise ValueError(f"graph must be a PixelGraph; got {type(graph).__name__}; build one with PixelGraph.grid(...)")
         _checks.choice("scale", scale, SCALES)
-        _checks.non_negative_number("mass", mass := _checks.plain_number(mass))
+        mass = _checks.non_negative_number("mass", mass)
         _checks.choice("uniform", uniform, (False, True))
         self.graph, self.scale, self.mass, self.uniform = graph, scale, float(mass), uniform
 
     def check(self, x: Tensor) -> None:
         _checks.batch("images", x, self.graph.height, self.graph.width)
         _checks.masses("images", x)
+        self.graph.check_weights()
 
     def check_images(self, x: Tensor) -> None:
         """L(x) is defined for masses of any size and grows with them: with pixels up to 255 eta would mean another thing."""
         _checks.batch("images", x, self.graph.height, self.graph.width)
-        _checks.pixels("images", x, _checks.ROUNDING)
+        _checks.pixels("images", x)
+        self.graph.check_weights()
 
     def evaluate(self, x: Tensor) -> WeightedLaplacian:
         return WeightedLaplacian(self.graph, x, self._density(x), self.mass)

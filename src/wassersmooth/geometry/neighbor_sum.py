@@ -134,9 +134,10 @@ class Direct(NeighborSum):
         return summed.reshape(*field.shape[:-2], *summed.shape[-2:]).to(field.dtype)
 
     def _kernel_on(self, device: torch.device) -> Tensor:
-        """Copied there once: while a CUDA graph is captured nothing may come from the CPU."""
+        """Copied there once, for every mode: while a CUDA graph is captured nothing may come from the CPU."""
         if self.kernel.device != device and not _checks.tracing():
-            self.kernel = self.kernel.to(device)
+            with torch.inference_mode(False):
+                self.kernel = self.kernel.to(device)
         return self.kernel.to(device)
 
 

@@ -211,13 +211,12 @@ class WeightedLaplacian(Cometric):
     @torch.no_grad()
     def logdet_estimate(self, probes: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Stochastic Lanczos quadrature on the operator scaled to unit diagonal, whose eigenvalues are in [0, 2]."""
-        _checks.positive_integer("probes", probes)
+        probes = _checks.positive_integer("probes", probes)
         parts = None if self.mass else self._parts_of_a_whole_image()
         operator = self._double()
         value, error = krylov.logdet(operator.mv, operator.diagonal(), parts, probes, generator)
         return value.to(self.x.dtype), error.to(self.x.dtype)
 
-    @torch.no_grad()
     def resistance_sums(self) -> Tensor:
         """(1/2) sum_j w_kj R_kj with R_kj = M_kk + M_jj - 2 M_kj and M = L^+: the gradient of logdet in u.
 

@@ -37,7 +37,7 @@ def interpolate(x: Tensor, y: Tensor, distance: float, metric: str = "w2") -> Te
     found by bisection on the exact distance. A distance beyond y is refused. # shape: (B, C, H, W)
     """
     _checks.choice("metric", metric, METRICS)
-    _checks.non_negative_number("distance", distance := _checks.plain_number(distance))
+    distance = _checks.non_negative_number("distance", distance)
     _check_pair(x, y) if metric == "w2" else _check_shapes(x, y)
     move = _move_mass if metric == "w2" else _move_straight
     return torch.stack([move(a, b, distance) for a, b in zip(x, y, strict=True)])

@@ -104,8 +104,11 @@ def doctor(
             penalized.cometric(images)
     except ValueError as error:
         return Diagnosis((*findings, Finding(PROBLEM, "inputs", str(error))), None)
+    except RuntimeError as error:
+        text = f"the model cannot answer {images.dtype} images of {tuple(images.shape)}: {_checks.first_line(error)}"
+        return Diagnosis((*findings, Finding(PROBLEM, "inputs", text)), None)
 
-    findings += _operators(inner, images)
+    findings += [*_outputs(inner, images, loss), *_operators(inner, images)]
     objectives = {engine.name: GradientPenalty(penalized, 1.0, engine=engine, loss=loss) for engine in ENGINES}
     seconds = {"plain": _seconds_per_step(Plain(loss), inner, images, labels, repeats)}
     gaps: dict[str, float] = {}
@@ -151,6 +154,16 @@ def _coupling(model: nn.Module) -> list[Finding]:
         text = "in training mode: images of a batch see each other, and g is the gradient of the sum over the batch"
         return [Finding(NOTE, "batch-norm", text)]
     return [Finding(OK, "batch-norm", "none in training mode")]
+
+
+def _outputs(model: nn.Module, images: Tensor, loss: str | Loss) -> list[Finding]:
+    """Cross-entropy takes logits; probabilities in their place train, badly and without a word."""
+    with untouched(model, images.device), torch.no_grad():
+        outputs = model(images).float()
+    sums = outputs.flatten(1).sum(1) if outputs.dim() > 1 else outputs
+    if loss == "cross_entropy" and bool((outputs >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
+        return [Finding(PROBLEM, "outputs", "look like probabilities, and cross-entropy takes logits; take the softmax away")]
+    return []
 
 
 def _wrappers(model: nn.Module) -> list[Finding]:

@@ -17,10 +17,12 @@ class Fields:
     """``fields(outputs)`` is one row per function, one column per image; squared gradient lengths add up over the rows.
 
     For many outputs, ``sum_c |grad f_c|^2`` is the mean of ``|grad (z . f)|^2`` over random signs z, drawn once per batch.
+    Where images see each other (``coupled``), the gradient is that of a sum over the batch: all of it shares its signs then,
+    or they would take the products of different images out. Else each image has its own, for less variance.
     """
 
-    def __init__(self, of: str, loss: Loss, labels: Tensor, generator: torch.Generator | None) -> None:
-        self.of, self.loss, self.labels, self.generator = of, loss, labels, generator
+    def __init__(self, of: str, loss: Loss, labels: Tensor, generator: torch.Generator | None, coupled: bool = False) -> None:
+        self.of, self.loss, self.labels, self.generator, self.coupled = of, loss, labels, generator, coupled
         self.signs: Tensor | None = None
 
     def settle(self, outputs: Tensor) -> None:
@@ -32,7 +34,7 @@ class Fields:
                 f"of='logits' needs outputs of shape (B, k); got {tuple(outputs.shape)}; flatten them in the model"
             )
         if outputs.shape[1] > EXACT_OUTPUTS:
-            shape = torch.Size((PROJECTIONS, *outputs.shape))
+            shape = torch.Size((PROJECTIONS, 1 if self.coupled else len(outputs), outputs.shape[1]))
             like = torch.empty(0, dtype=torch.float32, device=outputs.device)
             self.signs = random_signs(shape, like, self.generator) / PROJECTIONS**0.5
 

@@ -103,7 +103,7 @@ class GradientPenalty(Objective):
         cometric = evaluated(self.measure, images.detach())  # which were looked at: on CUDA that is waited for
         if isinstance(engine, ForwardMode) and engine.verify:
             verification.once(self, model, images, labels)
-        fields = Fields(self.of, losses.resolve(self.loss), labels, generator)
+        fields = Fields(self.of, losses.resolve(self.loss), labels, generator, engines.couples_images(model))
         per_image, squares = engine(model, images, fields, cometric)
         loss = per_image.mean()
         return loss, tied(raised(self.eta, squares, self.power) * squares.mean(), loss)

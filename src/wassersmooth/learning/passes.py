@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from wassersmooth import _checks
 from wassersmooth.learning.parallel import refuse_spread_batches, unwrapped
 from wassersmooth.learning.substitution import attention_written_out
-from wassersmooth.model_state import HeldBuffers, RandomState
+from wassersmooth.model_state import HeldBuffers, RandomState, places
 
 
 class Passes:
@@ -36,6 +36,9 @@ class Passes:
         self.model, self.inner = model, unwrapped(model)
         self.traced = _checks.recording(images)
         self.buffers = {name: buffer.detach().clone() for name, buffer in self.inner.named_buffers()}
+        # A buffer that two layers share has two places, and one copy for both.
+        named = {name: name for name in self.buffers} if torch.compiler.is_compiling() else places(self.inner)
+        self.places = {place: name for place, name in named.items() if name in self.buffers}
         self.before = None if self.traced else (RandomState(images.device), HeldBuffers(self.inner))
         self.draws: list[Tensor] = []
 
@@ -46,6 +49,10 @@ class Passes:
                 outputs: Tensor = self.model(x)
             _checks.outputs(outputs, len(x))
             if x.requires_grad and torch.is_grad_enabled():
+                if torch.is_inference_mode_enabled():
+                    raise ValueError(
+                        "the objective differentiates the model, which torch.inference_mode() forbids; use torch.no_grad()"
+                    )
                 _checks.depends_on_images(outputs)
             return outputs
         recorder = RecordDraws()
@@ -79,7 +86,8 @@ class Passes:
     def again(self, x: Tensor, mode: AbstractContextManager[Any] | None = None) -> Tensor:
         """The outputs at another point, in a context: same masks, same buffers, no side effects."""
         refuse_spread_batches(self.model)
-        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        buffers = {place: copies[name] for place, name in self.places.items()}
         with self._same_start(), mode or nullcontext():
             outputs: Tensor = torch.func.functional_call(self.inner, buffers, (x,), tie_weights=False)
         return outputs

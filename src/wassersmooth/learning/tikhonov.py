@@ -115,7 +115,8 @@ class Tikhonov(Objective):
         if self.probes is None:
             directions, share = torch.eye(classes, dtype=root.dtype, device=root.device).unsqueeze(1), 1
         else:
-            shape = torch.Size((self.probes, *outputs.shape))
+            drawn = 1 if engines.couples_images(model) else len(outputs)  # as in Fields
+            shape = torch.Size((self.probes, drawn, classes))
             directions, share = random_signs(shape, outputs.detach(), generator), self.probes
         regularizer = torch.zeros_like(per_image)
         for z in directions:

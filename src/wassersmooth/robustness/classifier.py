@@ -62,11 +62,24 @@ def gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: str, first:
     """The gradient of each image's loss with respect to that image. # shape: (B, C, H, W)
 
     It is the gradient of the sum over the batch, which is the same thing unless batch-norm in training mode couples the
-    images. The outputs are checked on the ``first`` pass of an attack: on CUDA each look waits for the device.
+    images. In float16, where the gradient of a confident image's cross-entropy would underflow on its way to the image, it
+    is scaled image by image, which no attack minds; a softmax that is saturated in float32 has no gradient there either. The
+    outputs are checked on the ``first`` pass of an attack: on CUDA each look waits for the device.
     """
     images = images.detach().requires_grad_()
     outputs = scores(model, images, labels) if first else model(images)
     if not outputs.requires_grad:  # nothing on the way from the images: detached, rounded, or an argmax
         return torch.zeros_like(images)
-    (g,) = torch.autograd.grad(loss_per_image(outputs, labels, loss).sum(), images, allow_unused=True)
+    point = outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32)).requires_grad_()
+    (covector,) = torch.autograd.grad(loss_per_image(point, labels, loss).sum(), point)
+    if _in_float16(outputs):
+        covector = covector / covector.abs().amax(1, keepdim=True).clamp_min(torch.finfo(covector.dtype).tiny)
+    (g,) = torch.autograd.grad(outputs, images, covector.to(outputs.dtype), allow_unused=True)
     return torch.zeros_like(images) if g is None else g
+
+
+def _in_float16(outputs: Tensor) -> bool:
+    """Whether gradients pass through float16. The range of bfloat16 is that of float32."""
+    kind = outputs.device.type
+    autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
+    return autocast or outputs.dtype == torch.float16

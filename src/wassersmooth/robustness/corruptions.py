@@ -48,7 +48,8 @@ def corrupt(images: Tensor, kind: str, severity: int, generator: torch.Generator
         "pixelate": _pixelate,
         "jpeg": lambda x, quality: jpeg(x, int(quality)),
     }
-    return corruptions[kind](images, parameter).clamp(0, 1)
+    with torch.autocast(images.device.type, enabled=False):  # its rounding would be many gray levels
+        return corruptions[kind](images, parameter).clamp(0, 1)
 
 
 def _contrast(images: Tensor, left: float) -> Tensor:

@@ -24,8 +24,8 @@ def elastic(images: Tensor, displacement: float, smoothness: float = 4.0, genera
         generator: where the noise comes from.
     """
     _checks.batch("images", images)
-    _checks.non_negative_number("displacement", displacement)
-    _checks.non_negative_number("smoothness", smoothness)
+    displacement = _checks.non_negative_number("displacement", displacement)
+    smoothness = _checks.non_negative_number("smoothness", smoothness)
     if not displacement:
         return images.clone()
     batch, _, height, width = images.shape

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
-from wassersmooth.normalized import find_normalization
+from wassersmooth.normalized import find_units
 from wassersmooth.robustness import autoattack
 from wassersmooth.robustness.asked_again import RANDOM, asked_again
 from wassersmooth.robustness.classifier import attacked
@@ -45,7 +46,7 @@ def evaluate(
 
     Arguments:
         model: any classifier that takes images in [0, 1] and returns scores (B, K). With its normalization inside
-            (:class:`wassersmooth.Normalized`), attacks are run in normalized units too.
+            (:class:`wassersmooth.Normalized`, of one std), attacks are run in normalized units too.
         images, labels: what to measure on, where the model is. # shape: (B, C, H, W) and (B,)
         suite: ``"quick"`` (under a minute on a CPU for a small model; at most 200 images), ``"paper"`` (the paper's two
             tables), ``"publication"`` (adds AutoAttack at 8/255 and 2/255, from the extra ``attacks``), ``"standard"`` (the
@@ -63,8 +64,8 @@ def evaluate(
     _checks.class_labels(labels, images)
     _checks.model_on(model, images)
     _checks.pixels("images", images)
-    _checks.positive_integer("autoattack_images", autoattack_images)
-    _check_seed(seed, generator)
+    autoattack_images = _checks.positive_integer("autoattack_images", autoattack_images)
+    seed = _checked_seed(seed, generator)
     if suite in WITH_AUTOATTACK:
         autoattack.require_package()  # before hours of work, not after them
     with attacked(model, images) as inner:
@@ -86,6 +87,12 @@ def _ask_once(model: nn.Module, images: Tensor) -> None:
             raise
         except (RuntimeError, TypeError, IndexError) as error:
             shape = " x ".join(map(str, images.shape[1:]))
+            precisions = {p.dtype for p in model.parameters() if p.is_floating_point()} - {images.dtype}
+            if precisions:
+                raise ValueError(
+                    f"the model has parameters in {', '.join(sorted(map(str, precisions)))} and cannot answer images in "
+                    f"{images.dtype}; expected one precision; measure model.float(), or cast inside its forward"
+                ) from error
             raise ValueError(
                 f"the model cannot answer images of {shape} ({_checks.first_line(error, 120)}); expected the channels and size "
                 "that it was made for; convert the images, or hand over another model"
@@ -112,7 +119,8 @@ class _Evaluation:
 
     def run(self) -> Report:
         findings = asked_again(self.measurement, self.limits.probes)
-        normalization = find_normalization(self.model)
+        units = find_units(self.model)
+        normalization = units[0] if len(units) == 1 else None  # the units of an ensemble may differ
         size = (self.measurement.images.shape[-2], self.measurement.images.shape[-1])
         random = any(finding.name == RANDOM for finding in findings)
         plan = rows(self.suite, size, normalization is not None, random, self.autoattack_images)
@@ -174,13 +182,14 @@ class _Evaluation:
         return self.memory[name]
 
 
-def _check_seed(seed: object, generator: object) -> None:
+def _checked_seed(seed: object, generator: object) -> int | None:
     if seed is None:
-        return
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= int(seed) < 2**63:
         raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, or None; got {seed!r}; report.seed is one")
     if generator is not None:
         raise ValueError(f"the seed must come from one place; got seed={seed} and a generator; leave one of them out")
+    return int(seed)
 
 
 def _entry(name: str, wrong: Tensor, description: str, epsilon: float | None = None, units: str = "", norm: str = "") -> Entry:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,10 @@ class Attack(ABC):
     targeted: bool = False
 
     def __post_init__(self) -> None:
+        for f in fields(self):  # numbers of NumPy's become Python's own, which a repr and torch know
+            value = getattr(self, f.name)
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            object.__setattr__(self, f.name, int(value) if whole else _checks.plain_number(value))
         _checks.choice("targeted", self.targeted, (False, True))
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -39,7 +44,7 @@ class Attack(ABC):
 
         Arguments:
             model: any classifier that takes images in [0, 1] and returns scores (B, K), in the mode it should be attacked.
-            images: in [0, 1].
+            images: in [0, 1]; what rounding has put above 1 is attacked as 1.
             labels: the true classes, or the wanted ones where the attack is targeted.
             generator: where random starts come from. Without one they come from the global random state, which is put
                 back afterwards, so two calls in a row start alike.
@@ -49,7 +54,7 @@ class Attack(ABC):
         _checks.model_on(model, images)
         _checks.pixels("images", images)
         with attacked(model, images) as inner:
-            return self.perturb(inner, images.detach().clone(), labels.detach().clone(), generator).detach()
+            return self.perturb(inner, images.detach().clamp(0, 1), labels.detach().clone(), generator).detach()
 
     @abstractmethod
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -62,7 +67,7 @@ class Attack(ABC):
         x = start
         for iteration in range(iterations):
             g = gradient(model, x, labels, loss, first=iteration == 0)
-            g.nan_to_num_(0.0, 0.0, 0.0)  # a broken gradient gives no direction; it must not spoil the image either
+            g = g.nan_to_num(0.0, 0.0, 0.0)  # a broken gradient gives no direction; it must not spoil the image either
             x = step(x, g.neg_() if self.targeted else g)
         return x
 

@@ -12,13 +12,13 @@ from wassersmooth.geometry.randomness import random_signs, standard_normal
 
 def gaussian_noise(images: Tensor, size: float, generator: torch.Generator | None = None) -> Tensor:
     """Images with white noise of standard deviation ``size`` in pixel units, clipped to [0, 1]. # shape: (B, C, H, W)"""
-    _check(images, size)
+    size = _checked(images, size)
     return (images + size * standard_normal(images.shape, images, generator)).clamp(0, 1)
 
 
 def sign_noise(images: Tensor, size: float, generator: torch.Generator | None = None) -> Tensor:
     """Images with +size or -size at every pixel, clipped to [0, 1]: as far as FGSM goes, without its gradient."""
-    _check(images, size)
+    size = _checked(images, size)
     return (images + size * random_signs(images.shape, images, generator)).clamp(0, 1)
 
 
@@ -29,14 +29,14 @@ def metric_noise(images: Tensor, metric: Metric, size: float, generator: torch.G
     (``eta^2 tr L(x) = size^2 N``): as much as :func:`gaussian_noise`, but spent where the metric finds it cheap. Clipping is
     what keeps dark pixels from turning negative; it costs a little of the size and of the conserved mass.
     """
-    _check(images, size)
+    size = _checked(images, size)
     cometric = metric.cometric(images)
     mean_variance = cometric.diagonal().mean((1, 2, 3), keepdim=True)
     eta = size / torch.where(mean_variance > 0, mean_variance, 1).sqrt()  # a black image has no noise
     return (images + eta * cometric.sample(generator)).clamp(0, 1)
 
 
-def _check(images: Tensor, size: float) -> None:
+def _checked(images: Tensor, size: float) -> float:
     _checks.batch("images", images)
     _checks.pixels("images", images)
-    _checks.non_negative_number("size", size)
+    return _checks.non_negative_number("size", size)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from wassersmooth import _checks
 from wassersmooth.geometry.randomness import standard_normal, uniform
-from wassersmooth.normalized import find_normalization
+from wassersmooth.normalized import find_units
 from wassersmooth.robustness.classifier import LOSSES, loss_per_image, scores
 from wassersmooth.robustness.gradient_ascent import Attack, Step, check_size, refuse_gray_levels
 
@@ -30,7 +30,7 @@ class IFGSM(Attack):
         epsilon, step: the bound on the change of a pixel, and how much of it one iteration may use.
         iterations: how many.
         units: ``"pixel"`` measures both in [0, 1] and stays in it. ``"normalized"`` measures both after the model's
-            normalization, ``epsilon * std`` in pixels channel by channel, and does not clip: the paper's protocol.
+            normalization, ``epsilon * std`` in pixels channel by channel, and does not clip: probably the paper's protocol.
     """
 
     epsilon: float
@@ -149,13 +149,19 @@ def _box(images: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 def _std(model: nn.Module, images: Tensor) -> Tensor:
     """What one normalized unit is in pixels, channel by channel. # shape: (C, 1, 1)"""
-    normalization = find_normalization(model)
-    if normalization is None:
+    found = find_units(model)
+    if not found:
         raise ValueError(
             "units='normalized' needs a model whose normalization can be seen; got none inside "
             f"{type(model).__name__}; wrap it as wassersmooth.Normalized(model, mean, std), or use units='pixel'"
         )
-    std: Tensor = normalization.std.detach().to(images)
+    if len(found) > 1:
+        stds = " and ".join(", ".join(f"{number:g}" for number in one.std.flatten()) for one in found)
+        raise ValueError(
+            f"units='normalized' needs one std for the whole model; got several inside {type(model).__name__}, {stds}; "
+            "use units='pixel', or one wassersmooth.Normalized around all of it"
+        )
+    std: Tensor = found[0].std.detach().to(images)
     return std
 
 

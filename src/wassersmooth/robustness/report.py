@@ -9,6 +9,8 @@ from typing import Any
 from wassersmooth.robustness.findings import Finding
 
 UNMASKED = "no sign of masking"
+TOO_FEW = "too few images to tell masked gradients"
+FEWEST = 8  # with fewer, a softmax saturated a thousandfold goes unnoticed
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,9 @@ class Report:
     def verdict(self) -> str:
         """One honest sentence."""
         names = list(dict.fromkeys(finding.words for finding in self.masking))
-        return f"masked: {', '.join(names)}" if names else UNMASKED
+        if names:
+            return f"masked: {', '.join(names)}"
+        return UNMASKED if self.entries[0].images >= FEWEST else TOO_FEW
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in plain types."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -29,8 +30,9 @@ def translate(images: Tensor, shift: int, axis: Axis = "horizontal", padding: Pa
     """
     _checks.batch("images", images)
     _checks.choice("padding", padding, PAD_MODES)
-    if isinstance(shift, bool) or not isinstance(shift, int):
+    if isinstance(shift, bool) or not isinstance(shift, Integral):
         raise ValueError(f"shift must be a whole number of pixels; got {shift!r}")
+    shift = int(shift)
     _check_reach("shift", abs(shift), images, axis)
     before, after = max(shift, 0), max(-shift, 0)
     if axis == "horizontal":
@@ -59,7 +61,7 @@ def label_changes(
     The inner ``2 * r`` columns are what a shorter reach ``r`` would find. # shape: (B, C, H, W) -> (B, 2 * reach) bool
     """
     _checks.batch("images", images)
-    _checks.positive_integer("reach", reach)
+    reach = _checks.positive_integer("reach", reach)
     _check_reach("reach", reach, images, axis)
     _checks.model_on(model, images)
     with asked(model, images) as inner:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from wassersmooth.robustness.suites import SUITES
-from wassersmooth.study import checkpoints, doctoring, experiment, figures
+from wassersmooth.study import checkpoints, doctoring, experiment, figures, presets
 from wassersmooth.study.bench.command import Bench
 from wassersmooth.study.config import Study
 from wassersmooth.study.distributed import world
@@ -21,7 +21,7 @@ from wassersmooth.study.frontier.points import NOTHING_CHOSEN
 from wassersmooth.study.paper.publish import Publish
 from wassersmooth.study.paper.published_models import as_run
 from wassersmooth.study.report.writing import write_report
-from wassersmooth.study.runs import Run, read_json, runs_in
+from wassersmooth.study.runs import EVALUATIONS, Run, read_json, runs_in
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.search.sweep import Grid, sweep
 
@@ -48,6 +48,11 @@ class StudyCommand(Study):
     @property
     def folder(self) -> Path:
         return self.output or Path("runs") / self.name
+
+    def _begun_with(self) -> Study:
+        """The values of the preset and the file: what differs from them was given by a flag."""
+        preset = presets.with_preset(Study(), self.preset)
+        return preset if self.config is None else presets.with_file(preset, self.config)
 
 
 @dataclass(frozen=True)
@@ -162,12 +167,17 @@ class Sweep(StudyCommand):
     A point is never computed twice; a dead worker's point is taken up again; the same command goes on where it stopped.
     The choice: the lowest robust error (I-FGSM-20, 8/255, pixel units) among the points whose clean error is at most one
     point above the best. Test images are never looked at. Writes sweep.json and heatmap-KIND.png into the study's folder.
-    What is searched is --regularizer with the grid; --regularizers means nothing here.
+    What is searched is --regularizer with the grid; --regularizers is refused, and what a preset has of it is left aside.
     """
 
     grid: Grid = dataclasses.field(default_factory=Grid)
 
     def __call__(self) -> None:
+        if self.regularizers != self._begun_with().regularizers:
+            raise StudyError(
+                "sweep searches --regularizer with a grid of --etas, --radii and --masses; got --regularizers "
+                f"{' '.join(self.regularizers)}; leave that out, or give it to train"
+            )
         with world(self.machine.device) as here:
             sweep(self, self.grid, self.name, self.folder, here, Screen(quiet=not here.is_first))
 
@@ -183,9 +193,12 @@ class Report:
     """The study's folder."""
 
     def __call__(self) -> None:
-        runs_in(self.folder)
+        runs = runs_in(self.folder)
         if (self.folder / "config.json").is_file():
             raise StudyError(f"report needs the folder of a study; got {self.folder}, a run; give {self.folder.parent}")
+        for run in runs:
+            if (run.folder / EVALUATIONS["test"]).exists():
+                run.evaluation()  # a damaged one is refused: a report would take it for one that was never made
         screen = Screen()
         screen.line(f"report: {write_report(self.folder, screen.line)}")
 

@@ -26,7 +26,8 @@ class Data:
     dataset: str = "digits"
     """digits, mnist, fashion-mnist, cifar10, cifar100, a folder of images (train/CLASS/*.png), or a file.npz."""
     data_dir: Path | None = None
-    """Where the files of the data set are. Without it: ./data, then the user's cache, then a download into that."""
+    """Where the files of the data set are. Without it: ./data, then the user's cache, then a download into that. A folder of
+    images or a .npz that is not at its own path is looked for there too."""
     download: bool = True
     """Whether missing files may be downloaded; the official hash is checked."""
     validation: float = 0.1
@@ -70,11 +71,19 @@ class Training:
     eta_ramp: int = 0
     """Lets eta grow linearly over that many epochs; 0 is full strength from the start."""
     patience: int | None = None
-    """Stops after that many epochs without a better validation error, and keeps the best weights."""
+    """Stops after that many epochs without a better validation error, and keeps the best weights. Both begin when eta_ramp is
+    over: the epochs before it have a smaller eta."""
     engine: Literal["double_backward", "forward_mode", "finite_difference"] = "double_backward"
     """How a gradient penalty is differentiated by the eager step; the fast step has a way of its own, exact too."""
     checkpoint_every: int = 1
     """Epochs between checkpoints; a killed run repeats at most that many."""
+
+    def remarks(self) -> list[str]:
+        """What is allowed, and may not be meant; a line each."""
+        late = [str(milestone) for milestone in self.milestones if milestone >= self.epochs]
+        falls = "falls less often" if len(late) < len(self.milestones) else "never falls"
+        never = f"--milestones {' '.join(late)}: never reached in {self.epochs} epochs, and the learning rate {falls}"
+        return [f"{never}; lower them, or train longer"] if late else []
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,7 @@ class Study:
     machine: Machine = field(default_factory=Machine)
     evaluation: Evaluation = field(default_factory=Evaluation)
     regularizers: tuple[str, ...] = ("none",)
-    """Each as KIND:eta=...,radius=...,mass=..., such as none euclidean:eta=0.2 wasserstein:eta=0.3,radius=2. Kinds: none;
+    """Each as KIND:eta=...,radius=...,mass=..., such as none wasserstein:eta=0.3,radius=2 pgd7:eta=8/255. Kinds: none;
     penalties euclidean, wasserstein, uniform, dual-norm, euclidean-length, wasserstein-length, dual-length, tikhonov,
     tikhonov-euclidean; euclidean-noise, wasserstein-noise;
     attacks adversarial (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and PENALTY+ATTACK:eta=...,epsilon=..."""

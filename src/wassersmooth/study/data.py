@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from wassersmooth.study.records import Records, checked, joined
 NAMES = ("digits", *SOURCES)
 TEST_PART = 0.2  # of data sets that come without test images
 CROP_PADDING = 4
+MOST_MISSING = 5  # classes named in a remark
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Dataset:
         classes: how many.
         fingerprint: of the training and validation records, to recognize them when a run is resumed.
         content: the same in the order of their hashes: whoever has these images has it, whatever the order of the files.
+        remarks: what is allowed, and may not be meant; a line each.
     """
 
     train: Part
@@ -54,6 +57,7 @@ class Dataset:
     classes: int
     fingerprint: str
     content: str = ""
+    remarks: tuple[str, ...] = ()
 
     @property
     def channels(self) -> int:
@@ -65,7 +69,7 @@ class Dataset:
 
     def to(self, device: torch.device) -> Dataset:
         train, validation, test = (part.to(device) for part in (self.train, self.validation, self.test))
-        return Dataset(train, validation, test, self.classes, self.fingerprint, self.content)
+        return dataclasses.replace(self, train=train, validation=validation, test=test)
 
     def normalization(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each channel over the training images; a constant channel gets 1."""
@@ -77,6 +81,7 @@ class Dataset:
 def load(config: Data, test_images: int | None = None) -> Dataset:
     """The data set of a configuration, on the CPU."""
     train, test, classes = _records(config)
+    remarks = _remarks(config.dataset, train, test, classes)
     if test is None:
         train, test = train.split(round(TEST_PART * len(train)), config.split_seed)
     train = train.subset(config.train_images, config.split_seed, "train_images")
@@ -86,7 +91,7 @@ def load(config: Data, test_images: int | None = None) -> Dataset:
     content = joined([validation, train]).fingerprint()
     if not len(train) or not len(test):
         raise StudyError(f"{config.dataset}: {len(train)} training and {len(test)} test images are left; use more images")
-    return Dataset(_part(train), _part(validation), _part(test), classes, fingerprint, content)
+    return Dataset(_part(train), _part(validation), _part(test), classes, fingerprint, content, remarks)
 
 
 def batches(part: Part, batch_size: int, augment: bool, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
@@ -116,6 +121,23 @@ def crop_and_flip(images: Tensor, moves: Tensor, flips: Tensor) -> Tensor:
     return padded[which[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 
+def _remarks(name: str, train: Records, test: Records | None, classes: int) -> tuple[str, ...]:
+    """What the user's own data may lack: test images, or images of a class."""
+    found = []
+    if test is None and name not in NAMES:
+        found.append(
+            f"{name} has no test images: {TEST_PART:.0%} of its images are kept for that and not trained on; "
+            "a .npz may have test_images and test_labels, a folder train and test"
+        )
+    if missing := sorted(set(range(classes)) - set(train.labels.tolist())):
+        listed = ", ".join(map(str, missing[:MOST_MISSING])) + ", ..." * (len(missing) > MOST_MISSING)
+        found.append(
+            f"{name} has {classes} classes, 0 to {classes - 1}, and no training image of {listed}; number the classes from 0 "
+            "without gaps if that is not meant"
+        )
+    return tuple(found)
+
+
 def _records(config: Data) -> tuple[Records, Records | None, int]:
     """(training, test or None, classes) as the files have them."""
     name = config.dataset
@@ -125,12 +147,23 @@ def _records(config: Data) -> tuple[Records, Records | None, int]:
         return _mnist(config)
     if name in ("cifar10", "cifar100"):
         return _cifar(config)
-    path = Path(name)
-    if path.suffix == ".npz":
-        return formats.read_npz(path)
-    if path.is_dir():
-        return _folder(path, config.image_size)
-    raise StudyError(f"dataset must be one of {', '.join(NAMES)}, a folder of images or a file.npz; got {name!r}")
+    path = _own_path(config)
+    return formats.read_npz(path) if path.suffix == ".npz" else _folder(path, config.image_size)
+
+
+def _own_path(config: Data) -> Path:
+    """A .npz or a folder of images at its path, or in data_dir: own data can be moved as any others."""
+    name, folder = config.dataset, config.data_dir
+    moved = [] if folder is None else [folder / name, folder / Path(name).name]
+    for path in (Path(name), *moved):
+        if path.is_file() if path.suffix == ".npz" else path.is_dir():
+            return path
+    where = "" if folder is None else f", nor in --data-dir {folder}"
+    remedy = "check --dataset, or say with --data-dir in which folder it is now"
+    if Path(name).suffix == ".npz":
+        raise StudyError(f"{name} does not exist{where}; expected a .npz with images and labels; {remedy}")
+    known = f"dataset must be one of {', '.join(NAMES)}, a folder of images or a file.npz"
+    raise StudyError(f"{known}; got {name!r}, and no such folder is there{where}; {remedy}")
 
 
 def _digits() -> tuple[Records, Records | None, int]:

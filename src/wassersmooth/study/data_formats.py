@@ -10,6 +10,7 @@ import io
 import math
 import pickle
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -90,12 +91,16 @@ def read_npz(path: Path) -> tuple[Records, Records | None, int]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             found = {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise StudyError(f"{path} does not exist; expected a .npz with images and labels; check --dataset") from None
-    except (OSError, ValueError, EOFError, KeyError, zlib.error) as error:
+    except (OSError, ValueError, EOFError, KeyError, TypeError, zlib.error, zipfile.BadZipFile) as error:
         raise StudyError(f"{path}: not a readable .npz of plain arrays ({error}); write it with numpy.savez") from None
     if not {"images", "labels"} <= set(found):
         raise StudyError(f"{path}: expected arrays named images and labels (and test_images, test_labels); got {sorted(found)}")
+    for name in ("labels", "test_labels"):
+        if name in found and found[name].dtype.kind not in "iu":
+            raise StudyError(
+                f"{path}: {name} must be whole numbers; got {found[name].dtype}; number the classes from 0, as "
+                "numpy.unique(labels, return_inverse=True)[1] does"
+            )
     classes = 1 + max(int(found[name].max(initial=0)) for name in ("labels", "test_labels") if name in found)
     parts = [
         checked(_records_of_arrays(found[f"{part}images"], found[f"{part}labels"], path), classes, str(path))
@@ -159,8 +164,6 @@ def _records_of_arrays(images: Array, labels: Array, path: Path) -> Records:
         if images.dtype.kind != "f":
             raise StudyError(f"{path}: images must be 8-bit or floats in [0, 1]; got {images.dtype}")
         images = images.astype(np.float32)
-    if labels.dtype.kind not in "iu":
-        raise StudyError(f"{path}: labels must be whole numbers; got {labels.dtype}")
     return Records(images, labels.astype(np.int64))
 
 

@@ -53,6 +53,12 @@ class World:
             values = values / self.size
         return values
 
+    def as_first(self, values: Tensor) -> Tensor:
+        """The first process's values, for all of them: what they decide by must be one number. # shape: as values"""
+        if self.size > 1:
+            dist.broadcast(values, 0)
+        return values
+
     def from_first(self, content: bytes | None) -> bytes | None:
         """The first process's bytes, for all of them: only that one needs to see the disk."""
         if self.size == 1:

@@ -24,6 +24,8 @@ def doctor(study: Study, world: World, screen: Screen) -> None:
     height, width = loaded.size
     parts = f"{len(loaded.train)} training, {len(loaded.validation)} validation and {len(loaded.test)} test images"
     screen.line(f"data     {study.data.dataset}: {parts}, {loaded.channels}x{height}x{width}, {loaded.classes} classes")
+    for line in (*loaded.remarks, *study.training.remarks()):
+        screen.line(f"note     {line}")
     models.require_fitting(study.model, loaded)
     model = models.build_for(study.model, loaded, study.seeds[0]).to(world.device)
     screen.line(f"model    {study.model.model}: {sum(p.numel() for p in model.parameters()):,} parameters")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def write(path: Path, content: bytes) -> None:
         os.replace(aside, path)
         _flush_folder(path.parent)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written, nothing can be removed
+            aside.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
 
 

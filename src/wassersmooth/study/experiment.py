@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from wassersmooth.robustness.dossier import evaluate
-from wassersmooth.robustness.report import UNMASKED
 from wassersmooth.robustness.suites import WITH_AUTOATTACK
-from wassersmooth.robustness.translations import AXES
 from wassersmooth.study import acceleration, data, durable, exhibits, models, provenance
+from wassersmooth.study.clock import clocked
 from wassersmooth.study.config import Data, Machine, Study
 from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.distributed import World, choose_device
+from wassersmooth.study.error_table import images_of, show_errors
 from wassersmooth.study.errors import DivergedError, RunStoppedError, StudyError
 from wassersmooth.study.measured_rows import MeasuredRows
 from wassersmooth.study.runs import EVALUATIONS, MEASURED, Run, read_json
@@ -32,23 +32,6 @@ from wassersmooth.study.training import training
 RECORD = "study.json"  # in the study's folder: how long training and evaluation took
 PAUSE = 0.5  # seconds between two looks at what other processes are measuring
 EVALUATION_SEED = 0  # the same for all runs, so that they are measured on the same images with the same random starts
-# What the screen shows of the attacks, in this order, under short names: 80 characters are all that many terminals have.
-HEADINGS = {
-    "fgsm_8_pixel": "FGSM\n8 px",
-    "ifgsm20_8_pixel": "I-FGSM\n8 px",
-    "pgd20_margin_2_pixel": "PGD\n2 px",
-    "pgd20_margin_8_pixel": "PGD\n8 px",
-    "autoattack_8_pixel": "AutoA.\n8 px",
-    "pgd20_l2_0.5_pixel": "L2 PGD\n0.5 px",
-    "wasserstein20_0.5_unit_r2": "W PGD\n0.5",
-    "fgsm_8_normalized": "FGSM\n8 norm",
-    "ifgsm20_8_normalized": "I-FGSM\n8 norm",
-}
-MOST_ATTACKS = 4  # columns; which of those that are present, the most telling first:
-BY_WEIGHT = (
-    *("autoattack_8_pixel", "pgd20_margin_8_pixel", "ifgsm20_8_normalized", "ifgsm20_8_pixel", "fgsm_8_pixel"),
-    *("fgsm_8_normalized", "pgd20_l2_0.5_pixel", "wasserstein20_0.5_unit_r2", "pgd20_margin_2_pixel"),
-)
 
 
 def train(study: Study, preset: str, folder: Path, world: World, screen: Screen) -> list[Run]:
@@ -61,11 +44,13 @@ def train(study: Study, preset: str, folder: Path, world: World, screen: Screen)
     models.require_fitting(study.model, loaded)  # before a folder is claimed: a mistake must leave nothing behind
     parts = f"{len(loaded.train)} training, {len(loaded.validation)} validation, {len(loaded.test)} test images"
     screen.line(f"{study.data.dataset}: {parts}; {counted(len(runs), 'run')} in {folder} on {world.device}")
+    for line in (*loaded.remarks, *study.training.remarks()):
+        screen.line(line)
     if way := acceleration.description(study.machine, world.device, world.size):
         screen.line(way)
     diverged: list[DivergedError] = []
     trainings = [_one_training(run, loaded, world, screen, diverged) for run in runs]
-    with screen.bars(), _clocked(folder / RECORD, "training_seconds") if world.is_first else nullcontext():
+    with screen.bars(), clocked(folder / RECORD, "training_seconds", screen.line) if world.is_first else nullcontext():
         acceleration.take_turns(trainings, world.device, study.machine.parallel)
     if diverged:
         raise diverged[0]
@@ -94,7 +79,7 @@ def measure(
     loaded: dict[tuple[Data, int | None], Dataset] = {}
     record = runs[0].folder.parent / RECORD
     complaints: dict[Path, str] = {}
-    with screen.bars(), _clocked(record, "evaluation_seconds") if record.exists() else nullcontext():
+    with screen.bars(), clocked(record, "evaluation_seconds", screen.line) if record.exists() else nullcontext():
         for run in _shared_out(runs, screen):
             wanted = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
             count = test_images or run.config.evaluation.test_images
@@ -112,27 +97,6 @@ def measure(
     if complaints:
         more = f"; {len(complaints) - 1} more could not be measured either" if len(complaints) > 1 else ""
         raise RunStoppedError(next(iter(complaints.values())) + more)
-
-
-def show_errors(runs: Sequence[Run], screen: Screen, split: str = "test") -> None:
-    """The main columns of the table that the report has in full, on 80 characters; whoever is masked is named below it."""
-    found = [(run.config.name, run.evaluation(split)) for run in runs]
-    present = [name for name in BY_WEIGHT if any(name in evaluation["errors"] for _, evaluation in found)][:MOST_ATTACKS]
-    shown = ["clean", *(name for name in HEADINGS if name in present)]
-    rows = []
-    for run_name, evaluation in found:
-        errors, flips = evaluation["errors"], evaluation["flips"]  # an axis with one pixel has no flips
-        cells = [f"{errors[name]:.1f}" if name in errors else "-" for name in shown]
-        rows.append([run_name, *cells, *(f"{flips[axis]:.2f}" if axis in flips else "-" for axis in AXES)])
-    counts = sorted({_images(evaluation) for _, evaluation in found})
-    title = (
-        f"{split.capitalize()} error in percent on {' or '.join(map(str, counts))} images, and label flips along translations"
-    )
-    screen.table(title, ["run", "clean", *(HEADINGS[name] for name in shown[1:]), "flips\nhoriz", "flips\nvert"], rows)
-    screen.line(f"px: pixel units (8 is 8/255); norm: normalized units; all rows: {EVALUATIONS[split]}")
-    masked = [f"{name}: {evaluation['verdict']}" for name, evaluation in found if evaluation["verdict"] != UNMASKED]
-    for line in masked or [f"gradient masking: no sign of it in {'any run' if len(found) > 1 else 'the run'}"]:
-        screen.line(line)
 
 
 def _one_training(run: Run, loaded: Dataset, world: World, screen: Screen, diverged: list[DivergedError]) -> Iterator[None]:
@@ -216,37 +180,20 @@ def _measure_one(
 
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     try:
-        memory = MeasuredRows(run.folder / MEASURED[split], subject | {"device": device.type})
+        memory = MeasuredRows(run.folder / MEASURED[split], subject | {"device": device.type}, provenance.origin(device))
         report = evaluate(model, images, labels, suite, progress, generator, autoattack_images, memory)
         if pictures and split == "test":
             exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
     except ValueError as error:  # the library's own complaints are one line with a remedy already
         diverged = "; training has diverged: lower --learning-rate or eta, and train it in another --output"
         return f"{run.folder}: {error}{diverged if 'outputs must be finite' in str(error) else ''}"
-    evaluated = {"commit": provenance.commit(), "hardware": provenance.hardware(device)}
+    here, *elsewhere = evaluated = memory.origins()
+    here["rows"].append("masking")  # its checks are made anew each time
     found = json.loads(report.to_json()) | asked | {"evaluated": evaluated}
-    if line := _replaced(run, path, found, split):
+    for line in filter(None, (_remembered(run, elsewhere, memory.path), _replaced(run, path, found, split))):
         screen.line(line)
     durable.write_json(path, found)  # last: it has been measured
     return None
-
-
-@contextmanager
-def _clocked(record: Path, what: str) -> Iterator[None]:
-    """Adds the wall time of the work inside to the study's record: runs that take turns cannot tell it one by one."""
-    started = time.perf_counter()
-    try:
-        yield
-    finally:
-        if record.parent.is_dir():
-            _add_time(record, what, time.perf_counter() - started)
-
-
-def _add_time(record: Path, what: str, seconds: float) -> None:
-    known = read_json(record, "a study folder") if record.exists() else {}
-    known[what] = round(known.get(what, 0.0) + seconds, 3)
-    known["seconds"] = round(sum(value for key, value in known.items() if key.endswith("_seconds")), 3)
-    durable.write_json(record, known)
 
 
 def _holds(path: Path, asked: dict[str, object]) -> bool:
@@ -271,15 +218,16 @@ def _replaced(run: Run, path: Path, new: dict[str, Any], split: str) -> str:
     flags = [f"{flag} {old[key]}" for flag, key in counts.items() if key in old and old[key] != new.get(key)]
     again = " ".join([f"--suite {old['suite']}", *flags, *([f"--split {split}"] if split != "test" else [])])
     return (
-        f"{run.config.name}: {path.name} holds {new['suite']} on {_images(new)} images now, and no longer {old['suite']} on "
-        f"{_images(old)}; that comes back, its rows from {MEASURED[split]}, with: wassersmooth evaluate {run.folder} {again}"
+        f"{run.config.name}: {path.name} holds {new['suite']} on {images_of(new)} images now, and no longer {old['suite']} on "
+        f"{images_of(old)}; that comes back, its rows from {MEASURED[split]}, with: wassersmooth evaluate {run.folder} {again}"
     )
 
 
-def _images(evaluation: dict[str, Any]) -> int:
-    """Of the clean row: a suite may take fewer than it is given."""
-    rows = {entry["name"]: int(entry["images"]) for entry in evaluation.get("entries", [])}
-    return rows.get("clean") or int(evaluation.get("images", 0))
+def _remembered(run: Run, elsewhere: Sequence[dict[str, Any]], path: Path) -> str:
+    """One line where rows were measured by another commit or machine: measuring them again could take days."""
+    counts = [f"{counted(len(one['rows']), 'row')} from {provenance.place(one['origin'])}" for one in elsewhere]
+    again = f"move {path.name} away to measure everything again"
+    return f"{run.config.name}: remembered, not measured: {', '.join(counts)}; {again}" if counts else ""
 
 
 def _fingerprint(images: torch.Tensor) -> str:

@@ -1,8 +1,9 @@
 """What an evaluation has measured so far, row by row on the disk: a killed one goes on, and another suite measures the rest.
 
-One line of JSON for each result: its name, and which images are wrong (or where labels change) as packed bits. A line that
-names a network, its images and a device says what the lines below it belong to. Rows of one network on several sets of images
-stand in one file, so that a look at few images costs nothing that was measured on many; rows of another network are dropped.
+One line of JSON for each result: its name, which images are wrong (or where labels change) as packed bits, and the code and
+machine that measured it. A line that names a network, its images and a device says what the lines below it belong to. Rows of
+one network on several sets of images stand in one file, so that a look at few images costs nothing that was measured on many;
+rows of another network are dropped. Rows of other code are kept, since attacks on large networks are dear, and named as such.
 """
 
 from __future__ import annotations
@@ -11,13 +12,20 @@ import base64
 import json
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from wassersmooth.study import durable
+
+Origin = Mapping[str, Any] | None  # None in files of earlier versions, which do not say
+
+
+class _Row(NamedTuple):
+    result: Tensor
+    origin: Origin
 
 
 class MeasuredRows(MutableMapping[str, Tensor]):
@@ -26,21 +34,34 @@ class MeasuredRows(MutableMapping[str, Tensor]):
     Arguments:
         path: of the file.
         subject: hashes of the network and of the images, and the kind of device.
+        origin: the code and the machine that measure what is put in from now on.
     """
 
-    def __init__(self, path: Path, subject: Mapping[str, Any]) -> None:
-        self.path, self.subject = path, dict(subject)
+    def __init__(self, path: Path, subject: Mapping[str, Any], origin: Origin = None) -> None:
+        self.path, self.subject, self.origin = path, dict(subject), origin
         self._known = _read(path, self.subject)
+        self._asked_for: dict[str, None] = {}  # in order
+
+    def origins(self) -> list[dict[str, Any]]:
+        """Each origin of the rows that were asked for, with their short names; the present one first, be it without rows."""
+        found: dict[str, list[str]] = {json.dumps(self.origin, sort_keys=True): []}
+        for name in self._asked_for:
+            origin = json.dumps(self._known[name].origin, sort_keys=True)
+            found.setdefault(origin, []).append(name.partition(" ")[0])
+        return [{"origin": json.loads(origin), "rows": rows} for origin, rows in found.items()]
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._known[name]
+        result = self._known[name].result
+        self._asked_for[name] = None
+        return result
 
     def __setitem__(self, name: str, result: Tensor) -> None:
         if result.dtype != torch.bool:
             raise TypeError(f"a result by image is true or false; got {result.dtype}")
-        self._known[name] = result
+        self._known[name] = _Row(result, self.origin)
         packed = base64.b64encode(np.packbits(result.numpy().reshape(-1)).tobytes()).decode()
-        durable.append_line(self.path, json.dumps({"name": name, "shape": list(result.shape), "bits": packed}))
+        entry = {"name": name, "shape": list(result.shape), "bits": packed, "origin": self.origin}
+        durable.append_line(self.path, json.dumps(entry))
 
     def __delitem__(self, name: str) -> None:
         raise TypeError("what was measured is not taken back")
@@ -52,13 +73,13 @@ class MeasuredRows(MutableMapping[str, Tensor]):
         return len(self._known)
 
 
-def _read(path: Path, subject: dict[str, Any]) -> dict[str, Tensor]:
+def _read(path: Path, subject: dict[str, Any]) -> dict[str, _Row]:
     """The results of this subject, and the file so that the next one can be appended. What follows a broken line is dropped."""
     try:
         raw = path.read_bytes()
     except OSError:
         raw = b""
-    found: dict[str, Tensor] = {}
+    found: dict[str, _Row] = {}
     good: list[bytes] = []
     owner: dict[str, Any] | None = None
     for line in raw.split(b"\n")[:-1]:
@@ -67,7 +88,7 @@ def _read(path: Path, subject: dict[str, Any]) -> dict[str, Tensor]:
             if "subject" in entry:
                 owner = dict(entry["subject"])
             elif owner == subject:
-                found[entry["name"]] = _unpacked(entry)
+                found[entry["name"]] = _Row(_unpacked(entry), entry.get("origin"))
             else:
                 _unpacked(entry)  # another's: it must be whole
         except (ValueError, KeyError, TypeError):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from wassersmooth.study.config import AnyStudy, with_values
+from wassersmooth.study.data import NAMES
 from wassersmooth.study.errors import StudyError
 
 
@@ -34,7 +36,21 @@ def with_file(study: AnyStudy, path: Path) -> AnyStudy:
         raise StudyError(f"--config {path} does not exist; expected a TOML file; check the path") from None
     except (OSError, ValueError) as error:
         raise StudyError(f"--config {path} cannot be read as TOML ({error})") from None
-    return with_values(study, {key.replace("-", "_"): value for key, value in found.items()}, f"--config {path}")
+    values = {key.replace("-", "_"): value for key, value in found.items()}
+    return with_values(study, values | _beside(path, values), f"--config {path}")
+
+
+def _beside(path: Path, values: Mapping[str, Any]) -> dict[str, str]:
+    """data_dir for data that are not where the user stands, but beside the file that names them.
+
+    The name of the data set stays as it is written: it is a part of a run's configuration, wherever a command is given.
+    """
+    folder, dataset, data_dir = path.resolve().parent, values.get("dataset"), values.get("data_dir")
+    own = dataset if data_dir is None and dataset not in NAMES else None
+    for named, place in ((data_dir, folder / str(data_dir)), (own, folder)):
+        if isinstance(named, str) and not Path(named).exists() and (folder / named).exists():
+            return {"data_dir": str(place)}
+    return {}
 
 
 def _folder() -> Any:

@@ -8,11 +8,14 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from wassersmooth.study.tables import short_commit
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -20,15 +23,26 @@ PACKAGE = Path(__file__).parent.parent
 def describe(device: torch.device) -> dict[str, Any]:
     """Everything but what only the run itself knows (its seed and its seconds)."""
     return {
-        "commit": commit(),
-        "source_sha256": source_hash(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__} | _versions("wassersmooth", "numpy"),
+        **_code(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})",
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
         "command": [_program(), *sys.argv[1:]],
     }
+
+
+def origin(device: torch.device) -> dict[str, Any]:
+    """What is stored with each row that is measured: another commit or another machine may go on with the rest."""
+    return {**_code(), "hardware": hardware(device)}
+
+
+def place(origin: Mapping[str, Any] | None) -> str:
+    """An origin in words; None where a row of an earlier version does not name its own."""
+    if origin is None:
+        return "an unknown commit"
+    code = short_commit(origin["commit"]) if origin.get("commit") else f"source {str(origin.get('source_sha256'))[:12]}"
+    return f"{code} on {origin.get('hardware')}"
 
 
 def hardware(device: torch.device) -> str:
@@ -59,6 +73,11 @@ def source_hash() -> str:
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def _code() -> dict[str, Any]:
+    versions = {"python": platform.python_version(), "torch": torch.__version__} | _versions("wassersmooth", "numpy")
+    return {"commit": commit(), "source_sha256": source_hash(), "versions": versions}
 
 
 def _program() -> str:

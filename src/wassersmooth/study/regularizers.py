@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -44,7 +45,7 @@ ATTACKS = ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial")
 
 @dataclass(frozen=True)
 class Regularizer:
-    """One point of a study. ``str()`` and :meth:`parse` are inverses: ``wasserstein:eta=0.3,radius=2``.
+    """One point of a study. ``str()`` and :meth:`parse` are inverses: ``wasserstein:eta=0.3,radius=2``, ``pgd7:eta=8/255``.
 
     ``PENALTY+ATTACK`` is a kind too: the penalty of strength eta, taken at images attacked with epsilon.
     """
@@ -68,9 +69,8 @@ class Regularizer:
         if not on_graph and (self.radius or self.mass):
             raise StudyError(f"radius and mass belong to {', '.join(ON_A_GRAPH)}; got {self}; leave them out")
         if (self.kind == "none") != (self.eta == 0):
-            raise StudyError(
-                f"eta is positive for every regularizer but none; got {self}; write for example {self.kind}:eta=0.3"
-            )
+            remedy = "leave its eta out" if self.kind == "none" else f"write for example {self.kind}:eta=0.3"
+            raise StudyError(f"eta is positive for every regularizer but none; got {self}; {remedy}")
         if bool(self.parts[1]) != (self.epsilon > 0):
             raise StudyError(
                 f"epsilon is the size of the attack in PENALTY+ATTACK, positive there and nowhere else; got {self}; "
@@ -83,11 +83,16 @@ class Regularizer:
         first, _, second = self.kind.partition("+")
         return first, second
 
+    @property
+    def can_grow(self) -> bool:
+        """Whether eta is a strength that a ramp may fill epoch by epoch; the size of an attack is not."""
+        return self.parts[0] not in ("none", *ATTACKS)
+
     @classmethod
     def parse(cls, text: str) -> Regularizer:
-        """Reads ``kind`` or ``kind:eta=...,radius=...,mass=...,epsilon=...``."""
+        """Reads ``kind`` or ``kind:eta=...,radius=...,mass=...,epsilon=...``; a number may be a ratio, ``8/255``."""
         kind, _, rest = text.partition(":")
-        readers = {"eta": float, "radius": int, "mass": float, "epsilon": float}
+        readers: dict[str, Callable[[str], float]] = {"eta": _number, "radius": int, "mass": _number, "epsilon": _number}
         values: dict[str, float] = {}
         for part in filter(None, rest.split(",")):
             name, _, number = part.partition("=")
@@ -98,20 +103,19 @@ class Regularizer:
             try:
                 values[name] = readers[name](number)
             except ValueError:
-                expected = "a whole number" if name == "radius" else "a number"
+                expected = "a whole number" if name == "radius" else "a number, such as 0.3 or 8/255"
                 raise StudyError(f"{name} must be {expected}; got {number!r} in {text!r}") from None
         return cls(kind, **values)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        parts = [
-            f"{field.name}={getattr(self, field.name):g}" for field in dataclasses.fields(self)[1:] if getattr(self, field.name)
-        ]
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:]}
+        parts = [f"{name}={_written(value)}" for name, value in values.items() if value]
         return f"{self.kind}:{','.join(parts)}" if parts else self.kind
 
     @property
     def slug(self) -> str:
-        """The name as a part of a folder's name: ``wasserstein-eta0.3-radius2``."""
-        return str(self).replace(":", "-").replace(",", "-").replace("=", "")
+        """The name as a part of a folder's name: ``wasserstein-eta0.3-radius2``, ``pgd7-eta8_255``."""
+        return str(self).replace(":", "-").replace(",", "-").replace("=", "").replace("/", "_")
 
     def metric(self, height: int, width: int) -> Metric:
         """The metric it penalizes in; Euclidean where there is no graph."""
@@ -151,3 +155,27 @@ class Regularizer:
             return PGD(epsilon, epsilon, 1, norm="l2", random_start=False)
         metric = Wasserstein(PixelGraph.grid(*size, self.radius), mass=self.mass)
         return WassersteinFGSM(metric, epsilon, limited=bool(self.parts[1]))  # the closed form may leave [0, 1]
+
+
+def readable(value: float) -> str:
+    """A strength for a label: ``8/255``, or four digits."""
+    text = _written(value)
+    return text if "/" in text else f"{value:.4g}"
+
+
+def _written(value: float) -> str:
+    """The shortest text that is read as exactly this number."""
+    if isinstance(value, int):
+        return str(value)
+    level = [f"{round(255 * value)}/255"] if 0 < value < 1 else []
+    return next((text for text in (f"{value:g}", *level) if _number(text) == value), repr(value))
+
+
+def _number(text: str) -> float:
+    above, slash, below = text.partition("/")
+    if not slash:
+        return float(text)
+    divisor = float(below)
+    if divisor == 0 or not math.isfinite(divisor):
+        raise ValueError(f"cannot divide by {below}")
+    return float(above) / divisor

@@ -8,7 +8,7 @@ from typing import Any
 
 from wassersmooth.study import durable
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.runs import read_json
+from wassersmooth.study.runs import locked, read_json
 
 Row = dict[str, Any]
 
@@ -30,9 +30,10 @@ def merge(path: Path, new: Sequence[Row], key: Sequence[str], **facts: Any) -> l
         key: names of the entries that tell rows apart.
         facts: stored beside the rows, in place of those of the same name.
     """
-    stored = read(path)
-    stored |= {**facts, "rows": merged(stored["rows"], new, key)}
-    durable.write_json(path, stored)
+    with locked(path.with_suffix(".lock"), wait=True):  # another process may add rows at the same moment
+        stored = read(path)
+        stored |= {**facts, "rows": merged(stored["rows"], new, key)}
+        durable.write_json(path, stored)
     return list(stored["rows"])
 
 

@@ -2,7 +2,7 @@
 
 config.json             the resolved configuration, written first and not changed once something is trained
 metrics.jsonl           one line per epoch, cut back to the checkpoint when a run is resumed
-checkpoint.safetensors  model, optimizer, schedule, epoch and random states
+checkpoint.safetensors  model, optimizer, epoch and random states
 provenance.json         code, versions, device, threads, seed, seconds
 model.safetensors       the result; written last, so a run that has it is finished
 evaluation.json         what evaluate measured; validation.json, on the images that training held out
@@ -22,6 +22,7 @@ from wassersmooth.study.checkpoints import Stored
 from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.fixed_scores import fixed_scores, require_same_scores
 
 LOCK, MEASURING = "run.lock", "measuring.lock"
 # By the images that were measured: what evaluate has found, and its rows as they come.
@@ -57,7 +58,7 @@ class Run:
     def claimed(self) -> Iterator[None]:
         """The folder made, its configuration stored or found to be the same, and no other process writing to it."""
         durable.make_folder(self.folder)
-        with _locked(self.folder / LOCK) as mine:
+        with locked(self.folder / LOCK) as mine:
             if not mine:
                 raise StudyError(f"{self.folder} is being written by another process; wait for it, or choose another --output")
             self._settle_configuration()
@@ -65,11 +66,13 @@ class Run:
 
     def measuring(self) -> AbstractContextManager[bool]:
         """Whether it is this process that measures the run now, and no other one."""
-        return _locked(self.folder / MEASURING)
+        return locked(self.folder / MEASURING)
 
     def evaluation(self, split: str = "test") -> dict[str, Any]:
         """What evaluate has found."""
-        return read_json(self.folder / EVALUATIONS[split], "an evaluated run")
+        again = f"{MEASURED[split]} still has its rows; write it again with: wassersmooth evaluate {self.folder}"
+        again += "" if split == "test" else f" --split {split}"
+        return read_json(self.folder / EVALUATIONS[split], "an evaluated run", again)
 
     def _settle_configuration(self) -> None:
         path = self.folder / "config.json"
@@ -114,11 +117,12 @@ class Run:
             durable.write(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def finish(self, model: Normalized, data: Dataset, facts: dict[str, Any]) -> None:
-        """Provenance, then the result itself."""
+        """Provenance, then the result itself; the model is moved to the CPU, where its scores are those of everybody."""
         seconds = sum(row["seconds"] for row in self.metrics())
         durable.write_json(self.folder / "provenance.json", facts | {"seed": self.config.seed, "seconds": round(seconds, 3)})
         known: dict[str, Any] = {"config": self.config.to_flat(), "data": data.fingerprint, "content": data.content}
         known |= {"channels": data.channels, "height": data.size[0], "width": data.size[1], "classes": data.classes}
+        known["scores"] = fixed_scores(model.cpu(), (data.channels, *data.size))
         checkpoints.save(self.folder / "model.safetensors", model.state_dict(), known)
 
     def load_model(self, data: Dataset | None = None) -> Normalized:
@@ -149,10 +153,12 @@ def read_model(path: Path) -> Stored:
 
 
 def build_model(config: RunConfig, stored: Stored, path: Path) -> Normalized:
-    """The trained network in eval mode, on the CPU."""
+    """The trained network in eval mode, on the CPU; refused where its code has become that of another one."""
     channels, classes = stored.facts["channels"], stored.facts["classes"]
-    model = models.build(config.model, channels, classes, [0.0] * channels, [1.0] * channels, seed=0)
+    model = models.build(config.model, channels, classes, [0.0] * channels, [1.0] * channels, config.seed)
     checkpoints.load_into(model, stored.tensors, path)
+    if "scores" in stored.facts:  # not in files of earlier versions
+        require_same_scores(model, stored.facts, (channels, stored.facts["height"], stored.facts["width"]), path)
     return model.eval()
 
 
@@ -168,21 +174,22 @@ def runs_in(folder: Path) -> list[Run]:
     return [Run.at(path) for path in found]
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
+def read_json(path: Path, what: str, remedy: str = "restore it, or move its folder away") -> dict[str, Any]:
+    """The JSON object in a file. ``what`` its folder is not where there is none; ``remedy`` for one that is damaged."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise StudyError(f"{path.parent} is not {what}: it has no {path.name}") from None
     except (OSError, ValueError) as error:
-        raise StudyError(f"{path} cannot be read ({error}); restore it, or move its folder away") from None
+        raise StudyError(f"{path} cannot be read ({error}); {remedy}") from None
     if not isinstance(content, dict):
-        raise StudyError(f"{path}: expected a JSON object; got {type(content).__name__}")
+        raise StudyError(f"{path}: expected a JSON object; got {type(content).__name__}; {remedy}")
     return content
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[bool]:
-    """Whether the lock is this process's. The system drops the lock of a killed process by itself."""
+def locked(path: Path, wait: bool = False) -> Iterator[bool]:
+    """Whether the lock is this process's, after waiting for it if asked to. The system drops that of a killed process."""
     try:
         import fcntl
     except ImportError:  # Windows: no such lock, and two writers are the user's own lookout
@@ -194,7 +201,7 @@ def _locked(path: Path) -> Iterator[bool]:
         raise durable.cannot_write(path, error) from None
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield False
         else:

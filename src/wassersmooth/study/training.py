@@ -16,6 +16,7 @@ from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig
 from wassersmooth.study.data import Dataset, Part, batches
 from wassersmooth.study.distributed import World
 from wassersmooth.study.errors import DivergedError, StudyError
+from wassersmooth.study.fixed_scores import ON_ANY_DEVICE, fixed_scores, require_same_scores
 from wassersmooth.study.runs import Run
 from wassersmooth.study.screen import Screen
 
@@ -29,8 +30,8 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
     state = TrainingState(run.config, data, world)
     state.resume(run)
     step = state.make_step()
-    if recipe.eta_ramp > recipe.epochs and run.config.regularizer.eta:
-        share = f"{recipe.epochs}/{recipe.eta_ramp}"
+    if state.ramp > recipe.epochs:
+        share = f"{recipe.epochs}/{state.ramp}"
         screen.line(f"{run.config.name}: eta ends at {share} of its strength; shorten --eta-ramp, or train longer")
     task = screen.task(run.config.name, recipe.epochs, state.epoch)
     while state.epoch < recipe.epochs and not state.out_of_patience:
@@ -48,7 +49,8 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
         yield  # nobody has waited for the GPU yet: runs beside this one go on while it computes
         _require_finite(torch.stack(totals), state, run)
         loss_mean, penalty_mean = (world.mean(torch.stack(totals).sum(0)) / seen).tolist()
-        train_error, validation_error = (None if one is None else float(one) for one in errors)
+        # Batch-norm has statistics of its own in each process: the first one's errors decide, or some stop and others wait.
+        train_error, validation_error = (None if one is None else float(world.as_first(one)) for one in errors)
         if any(one is not None and math.isnan(one) for one in (train_error, validation_error)):
             # The last step shows in no loss: what it left must be saved neither as a good checkpoint nor as the result.
             raise _diverged(
@@ -88,6 +90,7 @@ class TrainingState:
         self.order = torch.Generator().manual_seed(config.seed)
         self.noise = torch.Generator(device).manual_seed(config.seed + (world.rank << 32))
         self.eta = torch.tensor(config.regularizer.eta, device=device)  # a tensor, so that a captured step sees the ramp
+        self.ramp = recipe.eta_ramp if config.regularizer.can_grow else 0  # the first epoch with all of eta
         self.epoch = self.steps = 0
         self.saved_epoch: int | None = None
         self.best_error, self.best_epoch = math.inf, 0
@@ -95,7 +98,7 @@ class TrainingState:
 
     def make_step(self) -> Step:
         config = self.config
-        eta = self.eta if config.training.eta_ramp else None
+        eta = self.eta if self.ramp else None
         try:
             objective = config.regularizer.objective(self.data.size, config.training.engine, eta)
         except ValueError as error:
@@ -109,21 +112,25 @@ class TrainingState:
         rate = recipe.learning_rate * 0.1 ** sum(self.epoch >= milestone for milestone in recipe.milestones)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        if recipe.eta_ramp:
-            self.eta.fill_(self.config.regularizer.eta * min(1.0, (self.epoch + 1) / recipe.eta_ramp))
+        if self.ramp:
+            self.eta.fill_(self.config.regularizer.eta * min(1.0, (self.epoch + 1) / self.ramp))
         self.model.train()
         return rate
 
     def end_epoch(self, validation_error: float | None) -> None:
+        """Keeps the weights where they are the best yet; none of a ramp, which belong to a smaller eta."""
         self.epoch += 1
-        if self.config.training.patience is not None and validation_error is not None and validation_error < self.best_error:
+        if self.config.training.patience is None or self.epoch < self.ramp:
+            return
+        if validation_error is not None and validation_error < self.best_error:
             self.best_error, self.best_epoch = validation_error, self.epoch
             self.best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
     @property
     def out_of_patience(self) -> bool:
+        """Whether too many epochs at full eta have passed since the best one."""
         patience = self.config.training.patience
-        return patience is not None and self.epoch - self.best_epoch >= patience
+        return patience is not None and self.epoch - max(self.best_epoch, self.ramp - 1) >= patience
 
     def restore_best(self) -> None:
         if self.best:
@@ -138,7 +145,8 @@ class TrainingState:
         tensors |= {"random/noise": self.noise.get_state()}
         if self.world.device.type == "cuda":
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.world.device)
-        checkpoints.save(run.checkpoint_path, tensors, self._identity() | self._progress())
+        scores = {"scores": fixed_scores(self.model, (self.data.channels, *self.data.size))}
+        checkpoints.save(run.checkpoint_path, tensors, self._identity() | self._progress() | scores)
         self.saved_epoch = self.epoch
 
     def resume(self, run: Run) -> None:
@@ -157,8 +165,9 @@ class TrainingState:
             run.cut_metrics(self.epoch)
 
     def _restore(self, stored: checkpoints.Stored, run: Run) -> None:
-        checkpoints.load_into(self.model, stored.under("model"), run.checkpoint_path)
-        self.best = {name: tensor.to(self.world.device) for name, tensor in stored.under("best").items()}
+        path, shape = run.checkpoint_path, (self.data.channels, *self.data.size)
+        checkpoints.load_into(self.model, stored.under("model"), path)
+        require_same_scores(self.model, stored.facts, shape, path, ON_ANY_DEVICE)
         momentum: dict[int, dict[str, Any]] = {}
         parameters = list(self.model.parameters())
         for name, tensor in stored.under("optimizer").items():
@@ -169,8 +178,9 @@ class TrainingState:
         self.optimizer.load_state_dict({"state": momentum, "param_groups": self.optimizer.state_dict()["param_groups"]})
         facts = stored.facts
         self.epoch, self.steps, self.saved_epoch = facts["epoch"], facts["steps"], facts["epoch"]
-        self.best_error = math.inf if facts["best_error"] is None else facts["best_error"]  # zero is a good error
-        self.best_epoch = facts["best_epoch"]
+        if facts["best_error"] is not None and facts["best_epoch"] >= self.ramp:  # earlier versions kept some of the ramp
+            self.best_error, self.best_epoch = facts["best_error"], facts["best_epoch"]
+            self.best = {name: tensor.to(self.world.device) for name, tensor in stored.under("best").items()}
         self.order.set_state(stored.tensors["random/order"])
         if self.world.is_first:  # the others were seeded by their rank: one file cannot hold the states of all
             torch.set_rng_state(stored.tensors["random/cpu"])
@@ -188,14 +198,7 @@ class TrainingState:
 
     def _progress(self) -> dict[str, Any]:
         best = self.best_error if math.isfinite(self.best_error) else None
-        schedule = {"learning_rate": self.optimizer.param_groups[0]["lr"], "eta": float(self.eta)}
-        return {
-            "epoch": self.epoch,
-            "steps": self.steps,
-            "best_error": best,
-            "best_epoch": self.best_epoch,
-            "schedule": schedule,
-        }
+        return {"epoch": self.epoch, "steps": self.steps, "best_error": best, "best_epoch": self.best_epoch}
 
 
 @torch.no_grad()

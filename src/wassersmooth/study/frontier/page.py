@@ -113,17 +113,18 @@ def _harness(frontier: Frontier, points: Sequence[Point]) -> str:
 
 
 def _reading(noise: Noise) -> str:
-    unseeded = [THREATS.get(name, name) for name in noise.scales if name in noise.from_images]
+    measures = {"clean": "clean", **THREATS}
+    unseeded = [measures[name] for name in noise.scales if name in noise.from_images and name in measures]
     source = "the spread over seeds, pooled over all points"
-    if len(unseeded) == len(noise.scales):
-        source = "the test images alone, for want of seeds"
+    if noise.from_images >= noise.scales.keys():
+        source = "the test images alone, for want of seeds, so that another seed may say otherwise"
     elif unseeded:
         source += f" (for {', '.join(unseeded)}: the test images alone, for want of seeds)"
     return (
         "Differences in points, first less second, so negative is better; ± one standard error, from "
-        f"{source}. Helps and hurts mean more than two of them; with this many comparisons one in twenty does so by chance. "
-        "Equal clean error: interpolated along the front of each side, over the clean errors that both reach within "
-        f"{NEARLY:g} points."
+        f"{source}. Helps and hurts mean beyond chance at 5 % by Student's t; with this many comparisons one in twenty does so "
+        "without a reason. Equal clean error: interpolated along the front of each side, over the clean errors that both reach "
+        f"within {NEARLY:g} points; its standard error, and what a front owes to the luckiest of its points, by bootstrap."
     )
 
 

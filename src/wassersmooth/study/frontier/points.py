@@ -23,6 +23,7 @@ THREATS = {
     "autoattack_8_pixel": "AutoAttack 8/255",
     "autoattack_2_pixel": "AutoAttack 2/255",
 }
+FLIPS = ("flips_horizontal", "flips_vertical")  # each axis alone
 MORE_CLEAN = 5.0  # how many points of clean error the balanced choice of a kind may cost
 STRONGEST = "pgd20_margin_8_pixel"
 CHOICES = {
@@ -94,7 +95,8 @@ def value_of(row: Row, measure: str) -> float | None:
     if measure == "flips":
         flips = list(row["flips"].values())
         return math.fsum(flips) / len(flips) if flips else None
-    value: float | None = row["errors"].get(measure)
+    of = row["flips"] if measure in FLIPS else row["errors"]
+    value: float | None = of.get(measure.removeprefix("flips_"))
     return value
 
 
@@ -132,12 +134,17 @@ def fronts(points: Sequence[Point]) -> dict[str, list[Point]]:
 def front(points: Iterable[Point], threat: str) -> list[Point]:
     """The points that no other one beats, by rising clean error and so by falling robust error."""
     known = [(c, r, p) for p in points if (c := p.mean("clean")) is not None and (r := p.mean(threat)) is not None]
-    result: list[Point] = []
+    return [known[i][2] for i in undominated([(clean, robust) for clean, robust, _ in known])]
+
+
+def undominated(spots: Sequence[tuple[float, float]]) -> list[int]:
+    """Which pairs no other one is below in both, by the first of each."""
+    result: list[int] = []
     lowest = math.inf
-    for _, robust, point in sorted(known, key=lambda item: item[:2]):
-        if robust < lowest:
-            result.append(point)
-            lowest = robust
+    for i in sorted(range(len(spots)), key=spots.__getitem__):
+        if spots[i][1] < lowest:
+            result.append(i)
+            lowest = spots[i][1]
     return result
 
 

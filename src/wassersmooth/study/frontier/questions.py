@@ -193,8 +193,7 @@ def _equal_clean_sentence(subject: str, sides: Sequence[tuple[Sequence[Point], S
     for threat in measured_threats(p for pair in sides for side in pair for p in side):
         met = [meeting for a, b in sides if (meeting := at_equal_clean(a, b, threat, noise)) is not None]
         if met:
-            mean = sum(m.difference.mean for m in met) / len(met)
-            found[threat] = Difference(mean, sum(m.difference.error**2 for m in met) ** 0.5 / len(met))
+            found[threat] = Difference.average([m.difference for m in met])
             cleans += [end for m in met for end in (m.low, m.high)]
             places = max(places, sum(m.places for m in met))
     if not found:
@@ -216,7 +215,7 @@ def _verdict(found: dict[str, Difference]) -> str:
     helps = [_label(name) for name, gap in found.items() if gap.clear and gap.mean < 0]
     hurts = [_label(name) for name, gap in found.items() if gap.clear and gap.mean > 0]
     parts = [f"helps with {listed(helps)}"] * bool(helps) + [f"hurts with {listed(hurts)}"] * bool(hurts)
-    return " and ".join(parts) or "changes nothing beyond twice the standard error"
+    return " and ".join(parts) or "changes nothing beyond chance"
 
 
 def _figures(found: dict[str, Difference]) -> str:

@@ -18,7 +18,8 @@ YES_NO = {True: "yes", False: "no"}
 RULE = """\
 A row **holds** where all of this is true: both penalties are below no regularizer, and Wasserstein below Euclidean, each
 beyond chance (Welch's t-test at 5 % over seeds, on the same test images; one seed decides nothing), and the fall from no
-regularizer to Wasserstein is at least half of the paper's. It is asked in pixel units first; a row that holds in normalized
+regularizer to Wasserstein is at least half of the paper's. It **does not hold** where the opposite of one of these is beyond
+chance, and is **not shown** where chance leaves it open. It is asked in pixel units first; a row that holds in normalized
 units alone says so, and so does one that holds for networks with signs of masked gradients. Flips are asked at the reach at
 which the unregularized network comes nearest to the paper's own number. Whether the paper's number lies inside our interval
 is said, and not asked for."""
@@ -48,9 +49,11 @@ def page(stored: Mapping[str, Any], models: Mapping[str, Any] | None, pictures: 
         pictures: path from the page, by what the picture shows.
     """
     results = Results.of(stored["rows"])
-    parts = ["# The paper's study at full scale", _head(results), _summary(results)]
+    parts = ["# The paper's study at full scale", _head(results, bool(models)), _summary(results)]
     for selection in results.selections:
-        parts += [f"## {_title(selection)}", f"Chosen by: {SELECTIONS[selection]}. {_points(results, selection)}"]
+        searched = selection in (stored.get("sweeps") or {})
+        how = f"Chosen by: {SELECTIONS[selection]}." if searched else "Given by hand: no search is stored in the file."
+        parts += [f"## {_title(selection)}", f"{how} {_points(results, selection)}"]
         parts += [_verdicts(results, selection), errors_table(results, selection).to_markdown()]
         parts += [autoattack_table(results, selection).to_markdown(), flips_table(results, selection).to_markdown()]
         parts += [f"![{text}]({path})" for text, path in pictures.items() if selection in path]
@@ -114,7 +117,7 @@ def flips_table(results: Results, selection: str) -> Table:
     return Table("table-2", "Table 2. Label flips.", "Perturbation", _columns(results, selection), tuple(rows), caption)
 
 
-def _head(results: Results) -> str:
+def _head(results: Results, with_models: bool) -> str:
     first = results.rows[0]
     seeds = sorted({row["seed"] for row in results.rows})
     epochs = sorted({row["epochs"] for row in results.rows})
@@ -123,8 +126,13 @@ def _head(results: Results) -> str:
     return (
         f"{first.get('dataset', '')}, {first.get('model', '')}, {_listed(epochs)} epochs, seeds {_listed(seeds)}; "
         f"{schedule}.\n\nThis page is written by `wassersmooth publish --render results/paper.json`; every number comes out of "
-        "that file and of `models/models.json`."
+        f"that file{' and of `models/models.json`' * with_models}.{_other_data(first)}"
     )
+
+
+def _other_data(row: Mapping[str, Any]) -> str:
+    """The paper's numbers are those of CIFAR-10."""
+    return "" if row.get("dataset") == "cifar10" else " The paper's numbers are of CIFAR-10: compare orders, not values."
 
 
 def _summary(results: Results) -> str:
@@ -240,7 +248,7 @@ def _models(models: Mapping[str, Any]) -> str:
 
 def _provenance(results: Results) -> str:
     lines = [
-        "Seconds are those of training; runs that share a GPU share its time.",
+        "Seconds are those of training by the clock. Runs shared the GPU, also among processes, so they do not compare.",
         "",
         "| network | selection | seed | eta | radius | mass | epochs | seconds | hardware | commit | torch |",
         "|---" * 11 + "|",

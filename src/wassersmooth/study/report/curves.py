@@ -79,7 +79,7 @@ def epsilon_curves(study: Study) -> Figure | None:
     if not drawings:
         return None
     caption = (
-        f"Measured on {images} test images. Pixel units are clipped to [0, 1]; normalized units are not, as in the paper. "
+        f"Measured on {images} test images. Pixel units are clipped to [0, 1]; normalized units are not. "
         "Bands are 95 % intervals over seeds, where there are several. A curve that levels off far below "
         "100 %, or falls, is a reason to read the masking verdicts below."
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from wassersmooth.study import exhibits
 from wassersmooth.study.config import FREE_TO_CHANGE
+from wassersmooth.study.regularizers import readable
 from wassersmooth.study.report.data import Group, Record, Run, Study, find, number, section
 
 FILES = ("config.json", "metrics.jsonl", "provenance.json", "evaluation.json", "exhibits.safetensors")
@@ -155,10 +156,10 @@ def _what_differs(runs: list[Run]) -> list[str]:
 def _detail(run: Run, apart: list[str]) -> str:
     """The strength of a penalty, and what else sets this group apart from the others."""
     eta, radius, mass, epsilon = (number(run.setting(key)) for key in POINT[1:])
-    parts = [f"η = {eta:.4g}"] if eta else []
+    parts = [f"η = {readable(eta)}"] if eta else []
     parts += [f"radius {radius:g}"] if radius else []
-    parts += [f"mass {mass:g}"] if mass else []
-    parts += [f"ε = {epsilon:g}"] if epsilon else []
+    parts += [f"mass {readable(mass)}"] if mass else []
+    parts += [f"ε = {readable(epsilon)}"] if epsilon else []
     parts += [f"{key.replace('_', ' ')} {run.config.get(key)}" for key in apart]
     return ", ".join(parts)
 

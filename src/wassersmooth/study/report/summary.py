@@ -30,6 +30,7 @@ SPOKEN = {
 def summary(study: Study) -> tuple[str, str]:
     """What was done and what it shows, and the numbers behind it with what they do not show; plain text."""
     numbers, compared = _numbers_of(study)
+    compared = compared if _comparable(study) else []
     lead = (_what(study), *_against_none(study, compared), *_comparison(study, compared))
     detail = (*numbers, _masking(study), _collapsed(study), _caveat(study))
     return " ".join(filter(None, lead)), " ".join(filter(None, detail))
@@ -62,6 +63,12 @@ def not_alike(study: Study) -> str:
         f"Not all runs were measured alike: {listed(named + more)}; the others: {_spoken(usual)}; {means}; "
         f"to measure all alike: wassersmooth evaluate FOLDER --suite {usual.suite}{count}"
     )
+
+
+def _comparable(study: Study) -> bool:
+    """Whether all errors are those of the same images: only then does the text compare them."""
+    ways = [found for run in study.runs if (found := run.measured_on) is not None]
+    return all(way.same_images(ways[0]) for way in ways)
 
 
 def _spoken(way: MeasuredOn, usual: MeasuredOn | None = None) -> str:

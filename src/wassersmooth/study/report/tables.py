@@ -28,7 +28,7 @@ PAPER_ROWS = (
 )
 UNITS = {
     "pixel": ("ε in pixel units", "pixels are 0 to 1, attacked images stay in that range"),
-    "normalized": ("ε in normalized units", "measured after the network's normalization, not clipped: the paper's protocol"),
+    "normalized": ("ε in normalized units", "after the network's normalization, not clipped: probably the paper's protocol"),
 }
 AS_ABOVE = "Small print and bold as in table 1."
 INTERVALS = (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wassersmooth.study import durable
+from wassersmooth.study.regularizers import readable
 from wassersmooth.study.search.selection import TOLERANCE, Measured
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def picture(measured: Sequence[Measured], chosen: Measured) -> Figure:
                 axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, edgecolor="tab:red", linewidth=3))
         image = axes.imshow(table, cmap="viridis", vmin=low, vmax=high, aspect="auto")
         axes.set_xticks(range(len(radii)) if any(radii) else [], [str(radius) for radius in radii if radius])
-        axes.set_yticks(range(len(etas)), [f"{eta:g}" for eta in etas])
+        axes.set_yticks(range(len(etas)), [readable(eta) for eta in etas])
         axes.set_xlabel("radius, pixels" if any(radii) else "")
         axes.set_ylabel("eta")
         axes.set_title(f"mass {mass:g}" if len(masses) > 1 else "robust error, %")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.regularizers import Regularizer, readable
 
 TOLERANCE = 1.0  # points of clean error that a choice may cost
 WITHIN_ONE_POINT, MOST_ROBUST = "within_one_point", "most_robust"
@@ -44,6 +44,17 @@ def select(measured: Sequence[Measured], unregularized: Measured) -> dict[str, M
         WITHIN_ONE_POINT: _lowest(measured, limit) if affordable else None,
         MOST_ROBUST: _lowest(measured, max(m.clean for m in measured)),
     }
+
+
+def at_the_edge(chosen: Measured, measured: Sequence[Measured]) -> list[str]:
+    """Values beyond which none was tried: eta at either end, or the largest radius; the smallest one and no mass are fine."""
+    edges = []
+    for name, ends in (("eta", {"smallest": min, "largest": max}), ("radius", {"largest": max})):
+        value, tried = getattr(chosen.point, name), {getattr(m.point, name) for m in measured}
+        edges += [
+            f"{name} {readable(value)} is the {end} tried" for end, of in ends.items() if {value} < tried and value == of(tried)
+        ]
+    return edges
 
 
 def _lowest(measured: Sequence[Measured], limit: float) -> Measured:

@@ -17,10 +17,10 @@ from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
 from wassersmooth.study.errors import DivergedError, StudyError
 from wassersmooth.study.regularizers import ON_A_GRAPH, Regularizer
-from wassersmooth.study.runs import Run, read_json
+from wassersmooth.study.runs import Run, locked, read_json
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.search import heatmap
-from wassersmooth.study.search.selection import TOLERANCE, Measured, choose, select
+from wassersmooth.study.search.selection import TOLERANCE, Measured, at_the_edge, choose, select
 from wassersmooth.study.search.shared_grid import SharedGrid
 from wassersmooth.study.training import training
 
@@ -47,6 +47,11 @@ class Grid:
     """Seconds without a sign of life after which a worker on another machine counts as dead."""
 
     def points(self) -> list[Regularizer]:
+        if self.regularizer == UNREGULARIZED.kind:
+            raise StudyError(
+                "sweep searches the strength of a regularizer; got --regularizer none, which has no strength and is measured "
+                "with every sweep; choose another kind, such as wasserstein"
+            )
         on_graph = self.regularizer in ON_A_GRAPH
         radii, masses = (self.radii, self.masses) if on_graph else ((0,), (0.0,))
         found = [Regularizer(self.regularizer, eta, radius, mass) for eta in self.etas for radius in radii for mass in masses]
@@ -75,6 +80,8 @@ def sweep(study: Study, grid: Grid, preset: str, folder: Path, world: World, scr
     plain = SharedGrid([UNREGULARIZED], f"{preset}-none", storage, grid.grace, recipe)
     shared = SharedGrid(points, f"{preset}-{grid.regularizer}", storage, grid.grace, recipe)
     screen.line(f"sweep of {len(points)} points in {folder}; {len(shared.measured())} are measured already")
+    for line in (*loaded.remarks, *study.training.remarks()):
+        screen.line(line)
     while batch := _next_batch((plain, shared), study.machine.parallel, screen):
         with ExitStack() as stack:
             for owner, trial in batch:
@@ -111,15 +118,16 @@ def _conclude(
         "attack": repr(ATTACK),
         "recipe": recipe,
     }
-    searches = (read_json(path, "a sweep").get("searches", {}) if path.exists() else {}) | {kind: search}
-    by_rule = {rule: {kind: searches[kind]["selected"][rule] for kind in searches} for rule in selected}
-    chosen = {"chosen": dataclasses.asdict(best), "selected": by_rule}
-    durable.write_json(path, chosen | {"points": search["points"], "searches": searches})
-    points = [Regularizer(**one["point"]) for kinds in by_rule.values() for one in kinds.values() if one is not None]
-    listed = ", ".join(f'"{point}"' for point in dict.fromkeys((UNREGULARIZED, *points)))
-    durable.write(
-        folder / "selected.toml", f"# What the sweep selected, for train --config.\nregularizers = [{listed}]\n".encode()
-    )
+    with locked(folder / "sweep.lock", wait=True):  # a sweep of another kind may end at the same moment
+        searches = (read_json(path, "a sweep").get("searches", {}) if path.exists() else {}) | {kind: search}
+        by_rule = {rule: {kind: searches[kind]["selected"][rule] for kind in searches} for rule in selected}
+        chosen = {"chosen": dataclasses.asdict(best), "selected": by_rule}
+        durable.write_json(path, chosen | {"points": search["points"], "searches": searches})
+        points = [Regularizer(**one["point"]) for kinds in by_rule.values() for one in kinds.values() if one is not None]
+        listed = ", ".join(f'"{point}"' for point in dict.fromkeys((UNREGULARIZED, *points)))
+        durable.write(
+            folder / "selected.toml", f"# What the sweep selected, for train --config.\nregularizers = [{listed}]\n".encode()
+        )
     marks = {m: [rule for rule, one in selected.items() if one == m] + ["chosen"] * (m == best) for m in found}
     screen.table(
         "Validation error in percent",
@@ -133,6 +141,11 @@ def _conclude(
         screen.line(
             f"beware: the chosen point is no better than the unregularized network, neither in clean nor in robust error "
             f"({errors}); try other --etas, or train longer"
+        )
+    if edges := at_the_edge(best, found):
+        screen.line(
+            f"beware: the chosen point lies at the edge of the grid: {' and '.join(edges)}; a better one may lie beyond it; "
+            "widen the grid"
         )
     for rule, one in selected.items():
         none = f"no point is within {TOLERANCE:g} point of the unregularized network; add smaller --etas"

@@ -1,0 +1,62 @@
+"""The scores of a network on two fixed images, stored with its weights: they tell when the code of a model was changed.
+
+Another activation keeps every tensor's name and shape, so the weights alone cannot tell.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wassersmooth.model_state import untouched
+from wassersmooth.study.errors import StudyError
+
+TOLERANCE = 1e-3  # of the largest score
+ON_ANY_DEVICE = 1e-2  # the same where a GPU may round products
+Shape = tuple[int, int, int]  # channels, height, width
+
+
+def fixed_scores(model: nn.Module, shape: Shape) -> list[list[float]] | None:
+    """In eval mode, where the model is. None where they tell nothing: not finite, or others in every pass."""
+    passes = _two_passes(model, shape)
+    if passes is None or not bool(passes.isfinite().all()) or not _close(passes[0], passes[1], TOLERANCE):
+        return None
+    found: list[list[float]] = passes[0].tolist()
+    return found
+
+
+def require_same_scores(
+    model: nn.Module, facts: dict[str, Any], shape: Shape, path: Path, tolerance: float = TOLERANCE
+) -> None:
+    """Refuses a model that answers otherwise than the one whose scores are among the facts of ``path``, if any are."""
+    if facts.get("scores") is None:
+        return
+    then, passes = torch.tensor(facts["scores"], dtype=torch.float64), _two_passes(model, shape)
+    if passes is not None and (not bool(passes.isfinite().all()) or _close(passes[0], then, tolerance)):
+        return  # damaged weights are no other network: whoever measures them says what they are
+    raise StudyError(
+        f"{path} holds the weights of another network: the model gives two fixed images other scores than it did then; "
+        "expected its code as it was when it was trained; restore that, or train again in another --output"
+    )
+
+
+@torch.no_grad()
+def _two_passes(model: nn.Module, shape: Shape) -> Tensor | None:
+    """None where the model takes no such images. Its buffers and the random state stay. # shape: (2, 2, classes)"""
+    device = next(model.parameters()).device
+    ramp = torch.linspace(0, 1, math.prod(shape)).reshape(shape)
+    images = torch.stack([ramp, (1 + torch.sin(40 * ramp)) / 2]).to(device)
+    with untouched(model, device, frozen=False):
+        model.eval()
+        try:
+            return torch.stack([model(images), model(images)]).double().cpu()
+        except Exception:  # a network of the user's own raises whatever it likes, and a finished run must be saved
+            return None
+
+
+def _close(first: Tensor, second: Tensor, tolerance: float) -> bool:
+    return first.shape == second.shape and bool((first - second).abs().max() <= tolerance * second.abs().max())

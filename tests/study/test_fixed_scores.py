@@ -1,0 +1,154 @@
+"""Code of a model that was changed after training: its weights still fit, and they are refused all the same."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from study.small_studies import tiny_run, train_to_the_end
+from torch import Tensor, nn
+
+from wassersmooth.study import checkpoints
+from wassersmooth.study.data import Dataset
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.fixed_scores import fixed_scores, require_same_scores
+from wassersmooth.study.runs import Run
+
+Factory = Callable[[int, int], nn.Module]
+
+
+class Drawing(nn.Module):
+    """Random in eval mode too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+class Refusing(nn.Module):
+    """Takes no two images in eval mode, as one that insists on something else about them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and len(x) == 2:
+            raise RuntimeError("not these")
+        return x
+
+
+class Blind(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 0
+
+
+def flat(*layers: nn.Module) -> Factory:
+    return lambda channels, classes: nn.Sequential(
+        nn.Flatten(), nn.Linear(64 * channels, 8), *layers, nn.BatchNorm1d(8), nn.Linear(8, classes)
+    )
+
+
+def own_network(monkeypatch: pytest.MonkeyPatch, factory: Factory) -> None:
+    module = types.ModuleType("own_networks")
+    module.net = factory  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_networks", module)
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Dataset]:
+    own_network(monkeypatch, flat(nn.ReLU()))
+    run, loaded = tiny_run(tmp_path, model="own_networks:net", epochs=2)
+    train_to_the_end(run, loaded)
+    return run, loaded
+
+
+def test_a_model_whose_code_was_changed_is_not_loaded(trained: tuple[Run, Dataset], monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = trained
+    run.load_model()
+    for layer in (nn.Tanh(), nn.LeakyReLU(0.1), Drawing(), Refusing()):
+        own_network(monkeypatch, flat(layer))
+        with pytest.raises(StudyError, match=r"model\.safetensors holds the weights of another network: .*; restore") as caught:
+            run.load_model()
+        assert "\n" not in str(caught.value)
+
+
+def test_training_does_not_go_on_with_another_network(trained: tuple[Run, Dataset], monkeypatch: pytest.MonkeyPatch) -> None:
+    run, loaded = trained
+    (run.folder / "model.safetensors").unlink()
+    before = run.checkpoint_path.read_bytes()
+    own_network(monkeypatch, flat(nn.Tanh()))
+    with pytest.raises(StudyError, match=r"checkpoint\.safetensors holds the weights of another network"):
+        train_to_the_end(run, loaded)
+    assert run.checkpoint_path.read_bytes() == before
+    own_network(monkeypatch, flat(nn.ReLU()))
+    train_to_the_end(run, loaded)
+    assert run.finished
+
+
+def test_files_without_scores_load_as_before(trained: tuple[Run, Dataset], monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = trained
+    path = run.folder / "model.safetensors"
+    stored = checkpoints.load(path)
+    earlier = {key: value for key, value in stored.facts.items() if key not in ("scores", "height", "width")}
+    checkpoints.save(path, stored.tensors, earlier)
+    own_network(monkeypatch, flat(nn.Tanh()))
+    assert not run.load_model().training
+
+
+@pytest.mark.parametrize("layer", [Drawing, Refusing, Blind])
+def test_scores_that_tell_nothing_are_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layer: Callable[[], nn.Module]
+) -> None:
+    own_network(monkeypatch, flat(layer()))
+    run, loaded = tiny_run(tmp_path, model="own_networks:net", epochs=1)
+    assert fixed_scores(sys.modules["own_networks"].net(1, 3), (1, 8, 8)) is None
+    if layer is not Blind:  # it cannot be trained
+        train_to_the_end(run, loaded)
+        assert checkpoints.load(run.folder / "model.safetensors").facts["scores"] is None
+        run.load_model()
+
+
+def test_weights_that_are_not_finite_are_left_to_whoever_measures_them() -> None:
+    model = flat(nn.ReLU())(1, 3)
+    facts = {"scores": fixed_scores(model, (1, 8, 8))}
+    with torch.no_grad():
+        model[1].weight.fill_(torch.nan)  # type: ignore[index, union-attr, operator]
+    require_same_scores(model, facts, (1, 8, 8), Path("model"))
+
+
+def test_scores_leave_the_model_and_the_random_state_alone(trained: tuple[Run, Dataset]) -> None:
+    run, _ = trained
+    random = torch.get_rng_state()
+    model = run.load_model()
+    model.train()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert fixed_scores(model, (1, 8, 8)) is not None
+    assert model.training
+    assert all(tensor.equal(state[name]) for name, tensor in model.state_dict().items())
+    assert torch.get_rng_state().equal(random)
+
+
+def test_a_random_network_is_asked_without_moving_the_random_state() -> None:
+    model = flat(Drawing())(1, 3)
+    random = torch.get_rng_state()
+    fixed_scores(model, (1, 8, 8))
+    assert torch.get_rng_state().equal(random)
+
+
+def test_a_factory_that_draws_what_no_file_holds_gives_the_network_that_was_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = torch.rand(8)  # neither parameter nor buffer
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.mask
+
+    own_network(monkeypatch, lambda channels, classes: flat(Masked())(channels, classes))  # a mask of its own in each
+    run, loaded = tiny_run(tmp_path, model="own_networks:net", epochs=1, seeds=(3,))
+    train_to_the_end(run, loaded)
+    model = run.load_model()
+    wrong = (model(loaded.validation.images).argmax(1) != loaded.validation.labels).double().mean().item()
+    assert 100 * wrong == pytest.approx(run.metrics()[-1]["validation_error"])
