@@ -113,3 +113,11 @@ def test_inference_mode_is_named_where_an_objective_needs_gradients() -> None:
         GradientPenalty(Euclidean(), 0.1)(model, images, labels)
     with torch.no_grad():
         assert GradientPenalty(Euclidean(), 0.1)(model, images, labels).penalty > 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_traced_model_can_be_attacked() -> None:
+    images, labels = batch()
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * 36, 3)).double().eval()
+    attack = attacks.FGSM(8 / 255)
+    torch.testing.assert_close(attack(torch.jit.trace(model, images), images, labels), attack(model, images, labels))

@@ -175,7 +175,7 @@ def class_labels(received: object, images: Tensor) -> None:
 def logits(received: object, images: Tensor, labels: Tensor | None = None) -> Tensor:
     """Outputs of a classifier: finite scores ``(B, K)`` for K >= 2 classes, with every label among the classes."""
     if not isinstance(received, Tensor) or received.dim() != 2 or len(received) != len(images) or received.shape[1] < 2:
-        got = tuple(received.shape) if isinstance(received, Tensor) else type(received).__name__
+        got = tuple(received.shape) if isinstance(received, Tensor) else f"{type(received).__name__}; return the logits alone"
         raise ValueError(f"the model must return scores of shape ({len(images)}, classes >= 2), one row per image; got {got}")
     finite("the model's outputs", received)
     if labels is not None and values_are_visible(received, labels):

@@ -35,7 +35,8 @@ class HeldBuffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.found = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+        own = [module._buffers for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]  # fixed there
+        self.found = [(buffers, dict(buffers)) for buffers in own]
 
     def put_back(self) -> None:
         """The same tensors at the same places; what is in them is not touched."""
