@@ -201,6 +201,20 @@ def test_a_run_that_answers_nan_is_named_and_the_others_are_measured(
     assert capsys.readouterr().err.endswith("; 2 more could not be measured either\n")
 
 
+def test_a_run_that_is_not_finished_is_named_and_the_others_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = tiny_study(tmp_path, epochs=1, regularizers=("euclidean:eta=0.1", "none"))
+    runs = experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
+    (runs[0].folder / "model.safetensors").unlink()
+    flags = ["--suite", "quick", "--device", "cpu", "--test-images", "12"]
+    assert cli.main(["evaluate", str(tmp_path / "study"), *flags]) == 2
+    shown = capsys.readouterr()
+    assert "the run is not finished; give its train command again" in shown.err
+    assert shown.err.count("\n") == 1
+    assert [(run.folder / "evaluation.json").exists() for run in runs] == [False, True]
+
+
 def test_a_last_step_that_explodes_does_not_finish_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One step, of a finite loss: nothing but the scores of the network shows what it did."""
     study = tiny_study(tmp_path, epochs=1, batch_size=96, learning_rate=1e30)

@@ -70,15 +70,16 @@ def measure(
 ) -> None:
     """Evaluates finished runs on test images; what is not given comes from each run's own configuration.
 
-    A run that cannot be measured, such as one whose weights exploded, is named; the others are measured, and the error comes
-    at the end. Processes that are given the same runs share them. With split = "validation", on as many of the images
-    that training held out: what is chosen by them was not chosen on the test images. Those results have files of their own.
+    A run that cannot be measured, such as one that is not finished or whose weights exploded, is named; the others are
+    measured, and the error comes at the end. Processes that are given the same runs share them. With split = "validation", on
+    as many of the images that training held out: what is chosen by them was not chosen on the test images. Those results have
+    files of their own.
     """
     where = choose_device(device)
     acceleration.apply_settings(Machine(precision="float32"))  # an attack lives on small gradients: none is rounded away
     loaded: dict[tuple[Data, int | None], Dataset] = {}
     record = runs[0].folder.parent / RECORD
-    complaints: dict[Path, str] = {}
+    complaints: dict[Path, StudyError] = {}
     with screen.bars(), clocked(record, "evaluation_seconds", screen.line) if record.exists() else nullcontext():
         for run in _shared_out(runs, screen):
             wanted = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
@@ -89,14 +90,21 @@ def measure(
             part = loaded[key].test if split == "test" else _held_out(loaded[key], count, run)
             hard = autoattack_images or run.config.evaluation.autoattack_images
             asked = (suite or run.config.evaluation.suite, hard, where, screen, pictures, split)
-            if complaint := _measure_one(run, run.load_model(loaded[key]), part, *asked):
-                complaints[run.folder] = complaint
+            try:
+                model = run.load_model(loaded[key])
+            except StudyError as error:
+                complaints[run.folder] = error
+            else:
+                if complaint := _measure_one(run, model, part, *asked):
+                    complaints[run.folder] = RunStoppedError(complaint)
+            if run.folder in complaints:
                 screen.line(f"{run.config.name}: could not be measured")
     if measured := [run for run in runs if run.folder not in complaints]:
         show_errors(measured, screen, split)
     if complaints:
         more = f"; {len(complaints) - 1} more could not be measured either" if len(complaints) > 1 else ""
-        raise RunStoppedError(next(iter(complaints.values())) + more)
+        first = next(iter(complaints.values()))
+        raise type(first)(f"{first}{more}")
 
 
 def _one_training(run: Run, loaded: Dataset, world: World, screen: Screen, diverged: list[DivergedError]) -> Iterator[None]:
