@@ -408,7 +408,7 @@ def test_a_penalty_is_held_against_pgd_training(tmp_path: Path, error: float, ve
 @pytest.mark.parametrize(("seconds", "verdict"), [(5.0, "reached"), (7.0, "not reached"), (None, "not measured")])
 def test_times_compare_among_runs_alone_on_the_device(tmp_path: Path, seconds: float | None, verdict: str) -> None:
     alone = {} if seconds is None else {"parallel": 1}
-    for text, taken in (("pgd7:eta=0.03", 12.0), ("euclidean:eta=1", seconds or 1.0)):
+    for text, taken in (("pgd7:eta=0.03", 12.0), ("euclidean:eta=1", seconds or 1.0), ("tikhonov:eta=1,radius=2", 11.0)):
         place = fake_run(tmp_path / "a", text, **({"parallel": 8} | alone))
         origin = json.loads((place / "provenance.json").read_text())
         (place / "provenance.json").write_text(json.dumps(origin | {"seconds": taken}))
@@ -416,7 +416,9 @@ def test_times_compare_among_runs_alone_on_the_device(tmp_path: Path, seconds: f
     gather([tmp_path / "a", tmp_path / "b"], tmp_path / "frontier.json", SILENT)
     found = aim(tmp_path / "frontier.json", "Time")
     assert found.verdict == verdict
-    assert seconds is None or f"Euclidean {seconds / 12:.2f}" in found.sentence
+    assert (
+        seconds is None or f"Euclidean {seconds / 12:.2f}, Tikhonov 0.92" in found.sentence
+    )  # of second order: told, not judged
 
 
 @pytest.mark.parametrize(("flips", "verdict"), [(4.0, "reached"), (6.45, "within chance"), (9.0, "not reached")])

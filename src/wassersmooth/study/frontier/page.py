@@ -27,8 +27,8 @@ from wassersmooth.study.tables import short_commit
 
 AIMS = (
     "What a penalty on the gradient, which makes no adversarial example, was hoped to reach. Differences are those of the test "
-    "errors, penalty less rival, ± one standard error; networks were picked on validation images. *Within chance*: less than "
-    "two standard errors from the line."
+    "errors, penalty less rival, ± one standard error; networks were picked on validation images. *Within chance*: not "
+    "beyond the line at 5 %, by Student's t."
 )
 
 
