@@ -188,6 +188,8 @@ BAD_CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "steps 0": (lambda: ws.calculus.exp_map(X, torch.zeros_like(X), WASSERSTEIN, steps=0), "0"),
     "velocity shape": (lambda: ws.calculus.exp_map(X, torch.zeros(2, 3, 4, 6), WASSERSTEIN), "6"),
     "tangent shape": (lambda: ws.calculus.christoffel(X, X[:1], X, WASSERSTEIN), "1, 3, 4, 5"),
+    "drift of another size": (lambda: ws.calculus.beltrami_drift(torch.rand(1, 3, 6, 6), WASSERSTEIN), "6x6"),
+    "tangent of the Hessian": (lambda: ws.calculus.hessian(total, X, None, X, WASSERSTEIN), "NoneType"),
     "f returns a scalar": (lambda: ws.calculus.gradient(lambda x: x.sum(), X, WASSERSTEIN), r"\(2,\)|\(B,\)"),
     "f returns a matrix": (lambda: ws.calculus.laplacian(lambda x: x.flatten(1), X, WASSERSTEIN), "60"),
     "negative image": (lambda: ws.calculus.log_volume(image(bad=-0.25), WASSERSTEIN), r"-0\.25"),

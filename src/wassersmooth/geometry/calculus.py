@@ -92,7 +92,8 @@ def beltrami_drift(x: Tensor, metric: Metric) -> Tensor:
     The derivative of the log-determinant is taken through effective resistances,
     ``d logdet+ L / dx_k = (1/2 d_k) sum_j w_kj R_kj``. # shape: (B, C, H, W)
     """
-    return metric.divergence(x) - _cometric(metric, x).mv(metric.grad_logdet(x)) / 2
+    cometric = _cometric(metric, x)  # first: it looks at x
+    return metric.divergence(x) - cometric.mv(metric.grad_logdet(x)) / 2
 
 
 def christoffel(x: Tensor, a: Tensor, b: Tensor, metric: Metric) -> Tensor:
@@ -111,8 +112,8 @@ def christoffel(x: Tensor, a: Tensor, b: Tensor, metric: Metric) -> Tensor:
 
 def hessian(f: Function, x: Tensor, a: Tensor, b: Tensor, metric: Metric) -> Tensor:
     """Hess_W f(a, b) = a' Hess f b - Gamma(a, b) . grad f: the second derivative along a geodesic for a = b. # shape: (B,)"""
-    bend = christoffel(x, a, b, metric)
     _refuse_to_differentiate(metric, x=x, a=a, b=b)
+    bend = christoffel(x, a, b, metric)
     point, differential = _differential(f, x)
     return _dot(a, _hessian_times(b, differential, point)) - _dot(bend, differential)
 
@@ -172,7 +173,7 @@ def _refuse_to_differentiate(metric: Metric, **tensors: Tensor) -> None:
         return
     if isinstance(metric, Wasserstein):
         tensors["the weights"] = metric.graph.weights
-    watched = [name for name, tensor in tensors.items() if tensor.requires_grad]
+    watched = [name for name, tensor in tensors.items() if isinstance(tensor, Tensor) and tensor.requires_grad]
     if watched:
         raise ValueError(
             f"the Hessian is differentiable in what f depends on, not in x, a, b or the weights of the graph; "
