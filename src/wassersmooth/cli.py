@@ -94,11 +94,9 @@ def _show_commands() -> None:
 
 def _from_preset_and_file(command: type[StudyCommand], arguments: list[str]) -> StudyCommand:
     preset = _value_of("--preset", arguments) or StudyCommand.preset
-    config = _value_of("--config", arguments)
-    found = presets.with_preset(command(), preset)
-    if config is not None:
-        found = presets.with_file(found, Path(config))
-    return dataclasses.replace(found, preset=preset, config=None if config is None else Path(config))
+    named = _value_of("--config", arguments)
+    config = None if named is None else Path(named)
+    return dataclasses.replace(presets.with_both(command(), preset, config), preset=preset, config=config)
 
 
 def _one_line(box: str) -> str:

@@ -49,11 +49,6 @@ class StudyCommand(Study):
     def folder(self) -> Path:
         return self.output or Path("runs") / self.name
 
-    def _begun_with(self) -> Study:
-        """The values of the preset and the file: what differs from them was given by a flag."""
-        preset = presets.with_preset(Study(), self.preset)
-        return preset if self.config is None else presets.with_file(preset, self.config)
-
 
 @dataclass(frozen=True)
 class Reproduce(StudyCommand):
@@ -173,7 +168,7 @@ class Sweep(StudyCommand):
     grid: Grid = dataclasses.field(default_factory=Grid)
 
     def __call__(self) -> None:
-        if self.regularizers != self._begun_with().regularizers:
+        if self.regularizers != presets.with_both(Study(), self.preset, self.config).regularizers:  # then by a flag
             raise StudyError(
                 "sweep searches --regularizer with a grid of --etas, --radii and --masses; got --regularizers "
                 f"{' '.join(self.regularizers)}; leave that out, or give it to train"

@@ -67,6 +67,11 @@ class Dataset:
     def size(self) -> tuple[int, int]:
         return int(self.train.images.shape[2]), int(self.train.images.shape[3])
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of an image: channels, height, width."""
+        return (self.channels, *self.size)
+
     def to(self, device: torch.device) -> Dataset:
         train, validation, test = (part.to(device) for part in (self.train, self.validation, self.test))
         return dataclasses.replace(self, train=train, validation=validation, test=test)

@@ -22,7 +22,7 @@ Shape = tuple[int, int, int]  # channels, height, width
 
 def fixed_scores(model: nn.Module, shape: Shape) -> list[list[float]] | None:
     """In eval mode, where the model is. None where they tell nothing: not finite, or others in every pass."""
-    passes = _two_passes(model, shape)
+    passes = _passes(model, shape, 2)
     if passes is None or not bool(passes.isfinite().all()) or not _close(passes[0], passes[1], TOLERANCE):
         return None
     found: list[list[float]] = passes[0].tolist()
@@ -35,7 +35,7 @@ def require_same_scores(
     """Refuses a model that answers otherwise than the one whose scores are among the facts of ``path``, if any are."""
     if facts.get("scores") is None:
         return
-    then, passes = torch.tensor(facts["scores"], dtype=torch.float64), _two_passes(model, shape)
+    then, passes = torch.tensor(facts["scores"], dtype=torch.float64), _passes(model, shape, 1)
     if passes is not None and (not bool(passes.isfinite().all()) or _close(passes[0], then, tolerance)):
         return  # damaged weights are no other network: whoever measures them says what they are
     raise StudyError(
@@ -45,15 +45,15 @@ def require_same_scores(
 
 
 @torch.no_grad()
-def _two_passes(model: nn.Module, shape: Shape) -> Tensor | None:
-    """None where the model takes no such images. Its buffers and the random state stay. # shape: (2, 2, classes)"""
+def _passes(model: nn.Module, shape: Shape, count: int) -> Tensor | None:
+    """None where the model takes no such images. Its buffers and the random state stay. # shape: (count, 2, classes)"""
     device = next(model.parameters()).device
     ramp = torch.linspace(0, 1, math.prod(shape)).reshape(shape)
     images = torch.stack([ramp, (1 + torch.sin(40 * ramp)) / 2]).to(device)
     with untouched(model, device, frozen=False):
         model.eval()
         try:
-            return torch.stack([model(images), model(images)]).double().cpu()
+            return torch.stack([model(images) for _ in range(count)]).double().cpu()
         except Exception:  # a network of the user's own raises whatever it likes, and a finished run must be saved
             return None
 

@@ -40,6 +40,12 @@ def with_file(study: AnyStudy, path: Path) -> AnyStudy:
     return with_values(study, values | _beside(path, values), f"--config {path}")
 
 
+def with_both(study: AnyStudy, preset: str, config: Path | None) -> AnyStudy:
+    """The study with the values of a preset, and over them those of a file where there is one."""
+    found = with_preset(study, preset)
+    return found if config is None else with_file(found, config)
+
+
 def _beside(path: Path, values: Mapping[str, Any]) -> dict[str, str]:
     """data_dir for data that are not where the user stands, but beside the file that names them.
 

@@ -122,7 +122,7 @@ class Run:
         durable.write_json(self.folder / "provenance.json", facts | {"seed": self.config.seed, "seconds": round(seconds, 3)})
         known: dict[str, Any] = {"config": self.config.to_flat(), "data": data.fingerprint, "content": data.content}
         known |= {"channels": data.channels, "height": data.size[0], "width": data.size[1], "classes": data.classes}
-        known["scores"] = fixed_scores(model.cpu(), (data.channels, *data.size))
+        known["scores"] = fixed_scores(model.cpu(), data.shape)
         checkpoints.save(self.folder / "model.safetensors", model.state_dict(), known)
 
     def load_model(self, data: Dataset | None = None) -> Normalized:

@@ -145,7 +145,7 @@ class TrainingState:
         tensors |= {"random/noise": self.noise.get_state()}
         if self.world.device.type == "cuda":
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.world.device)
-        scores = {"scores": fixed_scores(self.model, (self.data.channels, *self.data.size))}
+        scores = {"scores": fixed_scores(self.model, self.data.shape)}
         checkpoints.save(run.checkpoint_path, tensors, self._identity() | self._progress() | scores)
         self.saved_epoch = self.epoch
 
@@ -165,9 +165,8 @@ class TrainingState:
             run.cut_metrics(self.epoch)
 
     def _restore(self, stored: checkpoints.Stored, run: Run) -> None:
-        path, shape = run.checkpoint_path, (self.data.channels, *self.data.size)
-        checkpoints.load_into(self.model, stored.under("model"), path)
-        require_same_scores(self.model, stored.facts, shape, path, ON_ANY_DEVICE)
+        checkpoints.load_into(self.model, stored.under("model"), run.checkpoint_path)
+        require_same_scores(self.model, stored.facts, self.data.shape, run.checkpoint_path, ON_ANY_DEVICE)
         momentum: dict[int, dict[str, Any]] = {}
         parameters = list(self.model.parameters())
         for name, tensor in stored.under("optimizer").items():

@@ -79,8 +79,7 @@ class Bench:
             write_page(report, self.page)
             Screen().line(f"page: {self.page}")
             return
-        study = presets.with_preset(Study(), self.preset)
-        study = study if self.config is None else presets.with_file(study, self.config)
+        study = presets.with_both(Study(), self.preset, self.config)
         given = {"model": self.model, "batch_size": self.batch_size}
         study = with_values(study, {key: value for key, value in given.items() if value is not None}, "bench")
         with world(self.device) as here:

@@ -74,6 +74,10 @@ class Noise:
         """Of one run whose measure is about this."""
         return self.scales.get(measure, 0.0) * _unit(measure, value)
 
+    def spread(self, point: Point, measure: str) -> float:
+        """The standard deviation of a point's mean."""
+        return math.sqrt(self.variance(measure, mean_over(point, [measure])) / len(point.values(measure)))
+
     def quantile(self, *measures: str) -> float:
         """Student's t, of the measure with the fewest degrees of freedom."""
         known = [self.freedom[name] for name in measures if self.freedom.get(name)]
@@ -102,13 +106,7 @@ def at_equal_clean(first: Sequence[Point], second: Sequence[Point], threat: str,
     if found is None:
         return None
     gap, places = found
-    spreads = [
-        [
-            (_spread(p, "clean", clean, noise), _spread(p, threat, robust, noise))
-            for p, (clean, robust) in zip(*pair, strict=True)
-        ]
-        for pair in zip(sides, spots, strict=True)
-    ]
+    spreads = [[(noise.spread(p, "clean"), noise.spread(p, threat)) for p in side] for side in sides]
     chance = random.Random(0)
     drawn = []
     for _ in range(DRAWS):
@@ -127,14 +125,9 @@ def at_equal_strength(pairs: Sequence[tuple[Point, Point]], measure: str, noise:
     if not known:
         return None
     sides = [point for _, p, q in known for point in (p, q)]
-    spreads = [_spread(point, measure, mean_over(point, [measure]), noise) for point in sides]
+    spreads = [noise.spread(point, measure) for point in sides]
     mean = math.fsum(gap for gap, _, _ in known) / len(known)
     return Difference(mean, math.hypot(*spreads) / len(known), noise.quantile(measure))
-
-
-def _spread(point: Point, measure: str, value: float, noise: Noise) -> float:
-    """The standard deviation of a point's mean."""
-    return math.sqrt(noise.variance(measure, value) / len(point.values(measure)))
 
 
 def _moved(spots: Sequence[Spot], spreads: Sequence[Spot], chance: random.Random) -> list[Spot]:
