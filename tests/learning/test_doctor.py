@@ -52,6 +52,16 @@ def test_values_and_normalization(device):
     assert "non-negative masses" in text(doctor(model, images - 0.5, labels, metric=METRIC), "inputs")
 
 
+@pytest.mark.parametrize(("excess", "expected"), [(1e-6, "ok"), (2**-10, "ok"), (2e-3, "problem")])
+def test_what_rounding_puts_above_one_is_no_problem(excess, expected, device):
+    model, (images, labels) = smooth_net(device), batch(device=device)
+    images[0, 0, 0, 0] = 1 + excess
+    diagnosis = doctor(model, images, labels, metric=METRIC, repeats=1)
+    assert level(diagnosis, "values") == expected
+    assert diagnosis.healthy == (expected == "ok")
+    assert ("1.002], not in [0, 1]; divide" in text(diagnosis, "values")) == (expected == "problem")
+
+
 class Grid(nn.Module):
     def forward(self, x):
         return F.grid_sample(x, x.new_full((len(x), 4, 4, 2), 0.1), align_corners=False)

@@ -89,6 +89,19 @@ class Shattered(nn.Module):
         return self.model(x + self.size * torch.sin(self.frequency * x))
 
 
+class AutocastInside(nn.Module):
+    """Computes in half precision and returns float32: from outside it looks as any other model."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float16) -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype=self.dtype):
+            scores: Tensor = self.model(x)
+        return scores.float()
+
+
 class RandomOutput(nn.Module):
     """Noise on the scores."""
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from robustness.small_models import QuantizedInput, RandomOutput, Saturated, Shattered, digits, network, trained
+from robustness.small_models import AutocastInside, QuantizedInput, RandomOutput, Saturated, Shattered, digits, network, trained
 from torch import nn
 
 from wassersmooth.normalized import Normalized
@@ -69,11 +69,12 @@ def test_saturation_alone_is_no_sin():
     assert report(model).masking == []
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
 @pytest.mark.parametrize(("factor", "expected"), [(3.0, set()), (1e3, {"saturated_softmax"})])
-def test_float16_hides_no_saturation_and_makes_none_up(factor, expected):
+def test_float16_hides_no_saturation_and_makes_none_up(factor, expected, inside):
     model = Saturated(trained(), factor)
-    with torch.autocast("cpu", dtype=torch.float16):
-        found = report(model)
+    with torch.autocast("cpu", dtype=torch.float16, enabled=not inside):
+        found = report(AutocastInside(model) if inside else model)
     assert {finding.name for finding in found.masking} == expected
 
 

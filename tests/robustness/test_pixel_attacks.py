@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from robustness.attack_table import ALL, L2, LINF, METRIC, NORMALIZED
-from robustness.small_models import digits, trained
+from robustness.small_models import AutocastInside, digits, trained
 from torch import nn
 
 from wassersmooth.normalized import Normalized
@@ -197,15 +197,17 @@ def test_normalizations_that_differ_have_no_common_units(attack):
 CONFIDENT = 3.0  # times as sure as trained: gradients of the cross-entropy leave float16 and stay in float32
 
 
-@pytest.mark.parametrize("kind", ["autocast", "autocast, float32 outputs", "half"])
+@pytest.mark.parametrize("kind", ["autocast", "autocast, float32 outputs", "autocast inside", "half"])
 def test_float16_takes_no_strength_from_an_attack(kind):
     model, images, labels = case(count=100)
     confident = nn.Sequential(model, Scale(CONFIDENT))
-    attack = IFGSM(25 / 255, 5 / 255, 5)
+    attack = IFGSM(40 / 255, 10 / 255, 5)
     expected = errors(confident, attack(confident, images, labels), labels)
     if kind == "half":
         asked = nn.Sequential(Cast(torch.float16), copy.deepcopy(confident).half())
         attacked = attack(asked, images, labels)
+    elif kind == "autocast inside":
+        attacked = attack(AutocastInside(confident), images, labels)
     else:
         asked = nn.Sequential(confident, Cast(torch.float32)) if "outputs" in kind else confident
         with torch.autocast("cpu", dtype=torch.float16):
@@ -215,9 +217,11 @@ def test_float16_takes_no_strength_from_an_attack(kind):
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "margin"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, "bfloat16 inside"])
 def test_elsewhere_the_gradient_keeps_its_scale(dtype, loss):
     model, images, labels = case(count=20)
+    if dtype == "bfloat16 inside":
+        model = AutocastInside(model, torch.bfloat16)
     model.train()  # batch-norm couples the images: another scale for each of them would be another gradient
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
         if dtype == torch.float64:

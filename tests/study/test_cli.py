@@ -83,6 +83,8 @@ def test_each_command_has_a_manual(capsys: pytest.CaptureFixture[str], name: str
         (["bench", "--training", "nowhere"], "nowhere is not there; expected a run, a study folder"),
         (["bench", "--model", "vgg"], "model must be small, resnet20"),
         (["sweep", "--etas", "0.1", "0.1"], "each value once"),
+        (["sweep", "--etas", "8/255", "strong"], "eta must be a number, such as 0.3 or 8/255; got 'strong' in 'wasserstein"),
+        (["sweep", "--etas", "8/0"], "eta must be a number, such as 0.3 or 8/255; got '8/0'"),
         (["sweep", "--regularizers", "none"], "sweep searches --regularizer with a grid .*; got --regularizers none; leave"),
         (["sweep", "--regularizer", "none"], "got --regularizer none, which has no strength .*; choose another kind, such as"),
         (["frontier"], "frontier needs the folders of studies, or --render"),

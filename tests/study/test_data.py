@@ -123,6 +123,28 @@ def test_a_moved_folder_of_images_is_found(tmp_path: Path) -> None:
     assert found.remarks[0].startswith(f"{tmp_path / 'here' / 'pictures'} has no test images: 20% of its images are kept")
 
 
+def test_bytes_that_are_nearly_black_are_remarked_and_not_changed(tmp_path: Path) -> None:
+    images, labels = stripes(60, 0)
+    path = tmp_path / "own.npz"
+    both = {"labels": labels, "test_labels": labels}
+
+    def remarks(train: np.ndarray, test: np.ndarray) -> tuple[str, ...]:
+        np.savez(path, images=train, test_images=test, **both)
+        return data.load(Data(dataset=str(path))).remarks
+
+    mask = (images > 127).astype(np.uint8)
+    (remark,) = remarks(mask, mask)
+    assert remark.startswith(f"{path} holds bytes, whose white is 255, and the brightest pixel is 1 in its training images")
+    assert "1 in its test images: nearly black; scale them to 255, or " in remark
+    assert "\n" not in remark
+    assert data.load(Data(dataset=str(path))).train.images.unique().tolist() == pytest.approx([0, 1 / 255])
+    (remark,) = remarks(images, 16 * mask)
+    assert "the brightest pixel is 16 in its test images: nearly black" in remark
+    assert remarks(mask.astype(np.float32), 255 * mask) == remarks(26 * mask, images) == (), "white is 1 in floats"
+    np.savez(path, images=mask, labels=labels)
+    assert "the brightest pixel is 1 in its images: nearly black" in data.load(Data(dataset=str(path))).remarks[1]
+
+
 def test_what_may_not_be_meant_about_own_data_is_remarked(tmp_path: Path) -> None:
     images, labels = stripes(60, 0)
     path = tmp_path / "own.npz"

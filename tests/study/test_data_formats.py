@@ -182,7 +182,11 @@ def test_npz_with_and_without_test_images(tmp_path: Path) -> None:
     [
         ({"images": np.zeros((2, 4, 4))}, r"expected arrays named images and labels.*got \['images'\]"),
         ({"images": np.full((2, 4, 4), 255.0), "labels": np.zeros(2, int)}, r"floats in \[0, 1\]; got 255"),
-        ({"images": np.zeros((2, 4, 4), np.int32), "labels": np.zeros(2, int)}, "8-bit or floats"),
+        ({"images": np.full((2, 4, 4), 16.0), "labels": np.zeros(2, int)}, r"floats in \[0, 1\]; got 16 to 16"),
+        ({"images": np.full((2, 4, 4), 1.002), "labels": np.zeros(2, int)}, r"floats in \[0, 1\]; got 1\.002 to 1\.002"),
+        ({"images": np.zeros((2, 4, 4), np.int32), "labels": np.zeros(2, int)}, "8-bit or floats.*got int32; convert with"),
+        ({"images": np.zeros((2, 4, 4), bool), "labels": np.zeros(2, int)}, r"got bool; .*astype\('float32'\) where it is 1"),
+        ({"images": np.zeros((0, 4, 4)), "labels": np.zeros(0, int)}, "expected images of shape"),
         (
             {"images": np.zeros((2, 8, 8, 3)), "labels": np.zeros(2, int)},
             r"channels-last, \(2, 8, 8, 3\); expected \(n, channels",
@@ -209,6 +213,14 @@ def test_a_wrong_npz_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], c
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(StudyError, match=complaint):
         read_npz(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("excess", [1e-6, 2**-10], ids=["float32", "float16"])
+def test_floats_that_rounding_has_put_above_one_are_one(tmp_path: Path, excess: float) -> None:
+    images = RANDOM.random((2, 1, 4, 4)).astype(np.float32)
+    images[0, 0, 0, 0] = 1 + excess
+    np.savez(tmp_path / "a.npz", images=images, labels=np.arange(2))
+    assert np.array_equal(read_npz(tmp_path / "a.npz")[0].images, images.clip(0, 1))
 
 
 def test_a_file_that_is_no_npz(tmp_path: Path) -> None:

@@ -161,6 +161,35 @@ def test_a_preset_may_hold_the_grid(tmp_path: Path) -> None:
         cli.parse(["sweep", "--config", str(path)])
 
 
+@pytest.mark.parametrize("way", ["flags", "file"])
+def test_strengths_may_be_ratios_as_in_a_regularizer(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[sweep]\nregularizer = "pgd7"\netas = ["4/255", "8/255", "0.3"]\n')
+    flags = ["--regularizer", "pgd7", "--etas", "4/255", "8/255", "0.3"] if way == "flags" else ["--config", str(path)]
+    grid = cli.parse(["sweep", *flags]).grid  # type: ignore[attr-defined]
+    assert grid.points() == [Regularizer.parse(f"pgd7:eta={eta}") for eta in ("4/255", "8/255", "0.3")]
+    assert [point.eta for point in grid.points()] == [4 / 255, 8 / 255, 0.3]
+    with pytest.raises(StudyError, match="each value once"):
+        dataclasses.replace(grid, etas=("8/255", str(8 / 255))).points()
+
+
+def test_whole_numbers_in_a_file_are_strengths_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[sweep]\netas = [1, 0.5, 3]\nmasses = [0]\n")
+    grid = cli.parse(["sweep", "--config", str(path)]).grid  # type: ignore[attr-defined]
+    assert [grid.etas, grid.masses] == [(1.0, 0.5, 3.0), (0.0,)]
+    assert all(type(value) is float for value in (*grid.etas, *grid.masses))
+    path.write_text('[sweep]\netas = [1, "8/255"]\n')
+    with pytest.raises(StudyError, match="etas must be a list of float or a list of str"):
+        cli.parse(["sweep", "--config", str(path)])
+
+
+def test_numbers_of_a_grid_are_taken_to_the_last_bit() -> None:
+    etas, masses = (0.1 + 0.2, 1e-7 / 3, 1e18), (0.0, 2 / 3)
+    expected = [Regularizer("wasserstein", eta, radius, mass) for eta in etas for radius in (1, 5) for mass in masses]
+    assert Grid(etas=etas, radii=(1, 5), masses=masses).points() == expected
+
+
 def test_the_selections_by_name() -> None:
     plain = Measured(Regularizer("none"), 10.0, 100.0)
     cheap, dear = Measured(point(0.1), 11.0, 60.0), Measured(point(0.2), 30.0, 40.0)

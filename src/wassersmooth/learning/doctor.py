@@ -127,13 +127,13 @@ def _values(images: Tensor) -> list[Finding]:
     if not bool(torch.isfinite(images).all()):
         return [Finding(PROBLEM, "finite", "images contain NaN or infinity; clean the data")]
     low, high = (float(value) for value in torch.aminmax(images.detach()))
-    if low < 0 or high > 1:
+    if low < 0 or high > 1 + _checks.ROUNDING:  # what objectives and attacks let through is no problem here either
         remedy = (
             "divide 8-bit images by 255"
             if low >= 0
             else "take the normalization out of the data, use ws.Normalized(model, ...)"
         )
-        return [Finding(PROBLEM, "values", f"images are in [{low:.3g}, {high:.3g}], not in [0, 1]; {remedy}")]
+        return [Finding(PROBLEM, "values", f"images are in [{low:.6g}, {high:.6g}], not in [0, 1]; {remedy}")]
     return [Finding(OK, "values", f"images are in [{low:.3g}, {high:.3g}]")]
 
 

@@ -72,14 +72,29 @@ def gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: str, first:
         return torch.zeros_like(images)
     point = outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32)).requires_grad_()
     (covector,) = torch.autograd.grad(loss_per_image(point, labels, loss).sum(), point)
-    if _in_float16(outputs):
+    if loss == "cross_entropy" and _through_float16(outputs):
         covector = covector / covector.abs().amax(1, keepdim=True).clamp_min(torch.finfo(covector.dtype).tiny)
     (g,) = torch.autograd.grad(outputs, images, covector.to(outputs.dtype), allow_unused=True)
     return torch.zeros_like(images) if g is None else g
 
 
-def _in_float16(outputs: Tensor) -> bool:
-    """Whether gradients pass through float16. The range of bfloat16 is that of float32."""
+def _through_float16(outputs: Tensor) -> bool:
+    """Whether gradients pass through float16 on their way to the image. The range of bfloat16 is that of float32.
+
+    A model may autocast inside and return float32, so the operations it has recorded are looked through: 0.2 ms for a
+    ResNet-20, and no wait for the device. What ``torch.compile`` has made is one operation that hides its inside.
+    """
     kind = outputs.device.type
-    autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
-    return autocast or outputs.dtype == torch.float16
+    around = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
+    if around or outputs.dtype == torch.float16:
+        return True
+    seen, left = set(), [] if torch.compiler.is_compiling() else [outputs.grad_fn]  # while compiling there are no records
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        if any(result.dtype == torch.float16 for result in getattr(node, "_input_metadata", ())):
+            return True
+        seen.add(node)
+        left.extend(before for before, _ in node.next_functions)
+    return False

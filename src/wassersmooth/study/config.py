@@ -235,8 +235,9 @@ def _converted(group: type, name: str, value: Any, where: str) -> Any:
         origin = typing.get_origin(option)
         if origin is tuple and isinstance(value, list):
             inner = typing.get_args(option)[0]
-            if all(type(entry) is inner for entry in value):
-                return tuple(value)
+            accepted = (int, float) if inner is float else (inner,)
+            if all(type(entry) in accepted for entry in value):
+                return tuple(map(inner, value))
         elif origin is Literal:
             if value in typing.get_args(option):
                 return value

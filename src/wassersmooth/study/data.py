@@ -23,6 +23,7 @@ NAMES = ("digits", *SOURCES)
 TEST_PART = 0.2  # of data sets that come without test images
 CROP_PADDING = 4
 MOST_MISSING = 5  # classes named in a remark
+NEARLY_BLACK = 25  # of 255: whole data sets that are darker were hardly meant as bytes; masks have 1, 4-bit images 15 or 16
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def crop_and_flip(images: Tensor, moves: Tensor, flips: Tensor) -> Tensor:
 
 
 def _remarks(name: str, train: Records, test: Records | None, classes: int) -> tuple[str, ...]:
-    """What the user's own data may lack: test images, or images of a class."""
+    """What the user's own data may lack: test images, images of a class, or light."""
     found = []
     if test is None and name not in NAMES:
         found.append(
@@ -139,6 +140,14 @@ def _remarks(name: str, train: Records, test: Records | None, classes: int) -> t
         found.append(
             f"{name} has {classes} classes, 0 to {classes - 1}, and no training image of {listed}; number the classes from 0 "
             "without gaps if that is not meant"
+        )
+    parts = {"images": train} if test is None else {"training images": train, "test images": test}
+    brightest = {part: records.images.max() for part, records in parts.items() if records.images.dtype == np.uint8}
+    if dark := {part: int(level) for part, level in brightest.items() if level <= NEARLY_BLACK}:
+        listed = " and ".join(f"{level} in its {part}" for part, level in dark.items())
+        found.append(
+            f"{name} holds bytes, whose white is 255, and the brightest pixel is {listed}: nearly black; scale them to 255, or "
+            "divide them by their white and store floats, if that is not meant"
         )
     return tuple(found)
 

@@ -162,8 +162,13 @@ def _records_of_arrays(images: Array, labels: Array, path: Path) -> Records:
         )
     if images.dtype != np.uint8:
         if images.dtype.kind != "f":
-            raise StudyError(f"{path}: images must be 8-bit or floats in [0, 1]; got {images.dtype}")
+            raise StudyError(
+                f"{path}: images must be 8-bit or floats in [0, 1]; got {images.dtype}; convert with images.astype('uint8') "
+                "where white is 255, with images.astype('float32') where it is 1"
+            )
         images = images.astype(np.float32)
+        if images.size and 1 < images.max() <= 1 + _checks.ROUNDING:  # a resized white image need not be 1 exactly
+            images = np.minimum(images, np.float32(1))
     return Records(images, labels.astype(np.int64))
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from wassersmooth.robustness.attacks import IFGSM
 from wassersmooth.robustness.measurement import Measurement
@@ -27,6 +29,8 @@ from wassersmooth.study.training import training
 ATTACK = IFGSM(8 / 255, 2 / 255, 20)
 IMAGES = 5000  # of the validation split, at most: one point of clean error has to be seen
 UNREGULARIZED = Regularizer("none")
+# Numbers, or text as in a regularizer: TOML has no ratios but strings, and tyro takes text where something is no number.
+Strengths = Annotated[tuple[float, ...] | tuple[str, ...], tyro.conf.arg(metavar="[NUMBER [NUMBER ...]]")]
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,8 @@ class Grid:
 
     regularizer: str = "wasserstein"
     """Which kind is searched; euclidean has no radius and no mass."""
-    etas: tuple[float, ...] = (0.1, 0.3, 1.0)
-    """Strengths."""
+    etas: Strengths = (0.1, 0.3, 1.0)
+    """Strengths, such as 0.3 or 8/255; in a TOML file [0.1, 0.3], or ["4/255", "8/255"]."""
     radii: tuple[int, ...] = (2, 4, 8)
     """Of the pixel graph."""
     masses: tuple[float, ...] = (0.0,)
@@ -53,8 +57,8 @@ class Grid:
                 "with every sweep; choose another kind, such as wasserstein"
             )
         on_graph = self.regularizer in ON_A_GRAPH
-        radii, masses = (self.radii, self.masses) if on_graph else ((0,), (0.0,))
-        found = [Regularizer(self.regularizer, eta, radius, mass) for eta in self.etas for radius in radii for mass in masses]
+        graphs = [f",radius={radius},mass={mass}" for radius in self.radii for mass in self.masses] if on_graph else [""]
+        found = [Regularizer.parse(f"{self.regularizer}:eta={eta}{graph}") for eta in self.etas for graph in graphs]
         if not found or len(set(found)) != len(found) or self.grace <= 0:
             raise StudyError("a grid needs etas, radii and masses, each value once, and a positive grace")
         return found
