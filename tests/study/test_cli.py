@@ -215,7 +215,7 @@ def test_evaluate_says_where_a_model_of_the_users_own_is_measured(
     code, _, err = run(capsys, "evaluate", str(path))
     assert code == 2
     assert f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, a file of" in err
-    assert "wassersmooth.evaluate (docs/robustness.md)" in err
+    assert "wassersmooth evaluate module:factory --weights" in err
     assert err.count("\n") == 1
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import tyro
 
 from wassersmooth.robustness.suites import SUITES
-from wassersmooth.study import checkpoints, doctoring, experiment, figures, presets
+from wassersmooth.study import checkpoints, doctoring, experiment, figures, own_models, presets
 from wassersmooth.study.bench.command import Bench
-from wassersmooth.study.config import Study
+from wassersmooth.study.config import Data, Study
 from wassersmooth.study.distributed import world
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier.gathering import gather
@@ -103,14 +103,17 @@ class Evaluate:
 
     wassersmooth evaluate runs/frontier --split validation: on held-out training images, to choose by; in validation.json.
 
-    Writes evaluation.json and exhibits.safetensors into each run's folder; what was measured before is not measured again,
-    row by row: a killed evaluation goes on, and another suite measures only what it adds. evaluation.json is of the last suite
-    alone: where an earlier one held more, one line says so, and how it comes back. Give the same command several times at once
-    and the processes share the runs: one small network leaves most of a GPU idle.
+    wassersmooth evaluate my_models:net --weights net.safetensors --dataset cifar10: a model of your own that takes images in
+    [0, 1], called as net(channels=..., classes=...); in a run folder made for it.
+
+    Writes evaluation.json, report.md and exhibits.safetensors into each run's folder; what was measured before is not measured
+    again, row by row: a killed evaluation goes on, and another suite measures only what it adds. evaluation.json is of the last
+    suite alone: where an earlier one held more, one line says so, and how it comes back. Give the same command several times at
+    once and the processes share the runs: one small network leaves most of a GPU idle.
     """
 
     folders: Folders
-    """Run folders, study folders, or published models (files)."""
+    """Run folders, study folders, published models (files), or models of your own (module:factory, timm:NAME)."""
     suite: Suite = None
     """quick, paper, publication, standard, frontier, full; without it, what the run was configured with."""
     test_images: int | None = None
@@ -123,8 +126,14 @@ class Evaluate:
     """Whether to collect the pictures of the report too."""
     split: Literal["test", "validation"] = "test"
     """Which images: test, or validation, those that training held out: to choose by, in a file of its own."""
-    output: Path = Path("runs/published")
-    """Where run folders for published models are made."""
+    dataset: str | None = None
+    """What a model of your own is measured on, the test images of it: cifar10, a folder of images, and all else train takes."""
+    weights: Path | None = None
+    """Of a model of your own, as safetensors; without it, those that its factory gives it."""
+    image_size: int | None = None
+    """Side in pixels that the images of a folder are scaled and cropped to, for a model of your own."""
+    output: Path | None = None
+    """Where run folders are made for published models (without it, runs/published) and for your own (runs/own)."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1."""
 
@@ -136,19 +145,38 @@ class Evaluate:
                 raise StudyError(f"{name} must be at least 1; got {number}")
         if not self.folders:
             raise StudyError("evaluate needs the folder of a run or of a study; got none; for instance runs/digits")
+        self._check_own()
         runs = [run for path in self.folders for run in self._runs(path)]
         asked = (self.suite, self.test_images, self.data_dir, self.autoattack_images, self.pictures, self.split)
         experiment.measure(runs, Screen(), self.device, *asked)
 
+    def _check_own(self) -> None:
+        own = [path for path in self.folders if own_models.is_named(path)]
+        given = [name for name in ("dataset", "weights", "image_size") if getattr(self, name) is not None]
+        if given and not own:
+            raise StudyError(
+                f"--{given[0].replace('_', '-')} belongs to a model of your own, module:factory; got {self.folders[0]}, which "
+                "knows its own; leave it out"
+            )
+        if own and self.dataset is None:
+            raise StudyError(f"{own[0]}, a model of your own, is measured on --dataset; got none; for instance cifar10")
+        if len(own) > 1 and self.weights is not None:
+            raise StudyError(f"--weights {self.weights} belongs to one model; got {len(own)}; give them one after the other")
+
     def _runs(self, path: Path) -> list[Run]:
+        if own_models.is_named(path):
+            assert self.dataset is not None  # checked before
+            images = Data(dataset=self.dataset, data_dir=self.data_dir, image_size=self.image_size)
+            return [own_models.as_run(str(path), self.weights, images, self.output or Path("runs/own"))]
         if not path.is_file():
             return runs_in(path)
         if not checkpoints.is_own(path):
             raise StudyError(
                 f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, a file of "
-                "something else; a model of your own is measured in Python by wassersmooth.evaluate (docs/robustness.md)"
+                "something else; weights of your own go with their model: "
+                f"wassersmooth evaluate module:factory --weights {path} --dataset NAME"
             )
-        return [as_run(path, self.output)]
+        return [as_run(path, self.output or Path("runs/published"))]
 
 
 @dataclass(frozen=True)
@@ -192,6 +220,11 @@ class Report:
         if (self.folder / "config.json").is_file():
             raise StudyError(f"report needs the folder of a study; got {self.folder}, a run; give {self.folder.parent}")
         for run in runs:
+            if run.config.preset == own_models.PRESET:
+                raise StudyError(
+                    f"report compares the runs of a study; got {run.folder}, a model that was trained elsewhere; its page is "
+                    f"{run.folder / 'report.md'}, which evaluate writes"
+                )
             if (run.folder / EVALUATIONS["test"]).exists():
                 run.evaluation()  # a damaged one is refused: a report would take it for one that was never made
         screen = Screen()

@@ -44,12 +44,15 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
-    """The network; its normalization comes from the training images and is part of it."""
+    """The network."""
 
     model: str = "small"
     """small, resnet20, timm:NAME, or module:factory, called as factory(channels=..., classes=...)."""
     activation: Literal["softplus", "relu", "gelu"] = "softplus"
     """Of small and resnet20. Penalties differentiate twice, which suits smooth activations."""
+    normalize: bool = True
+    """Puts the normalization of the training images around the network, as a part of it. Without it, the network takes images
+    in [0, 1] as they are."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,8 @@ class RunConfig:
         point |= {"radius": self.regularizer.radius, "mass": self.regularizer.mass}
         point |= {"epsilon": self.regularizer.epsilon} if self.regularizer.epsilon else {}
         flat = {"preset": self.preset, **point, "seed": self.seed, **flatten(self)}
+        if self.model.normalize:  # as in runs of earlier versions, which had no choice
+            del flat["normalize"]
         return {key: _plain(value) for key, value in flat.items()}
 
     @classmethod

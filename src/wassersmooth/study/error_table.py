@@ -32,7 +32,7 @@ BY_WEIGHT = (
 
 def show_errors(runs: Sequence[Run], screen: Screen, split: str = "test") -> None:
     """The main columns of the table that the report has in full, on 80 characters; whoever is masked is named below it."""
-    found = [(run.config.name, run.evaluation(split)) for run in runs]
+    found = [(run.name, run.evaluation(split)) for run in runs]
     present = [name for name in BY_WEIGHT if any(name in evaluation["errors"] for _, evaluation in found)][:MOST_ATTACKS]
     shown = ["clean", *(name for name in HEADINGS if name in present)]
     rows = []

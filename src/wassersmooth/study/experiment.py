@@ -98,7 +98,7 @@ def measure(
                 if complaint := _measure_one(run, model, part, *asked):
                     complaints[run.folder] = RunStoppedError(complaint)
             if run.folder in complaints:
-                screen.line(f"{run.config.name}: could not be measured")
+                screen.line(f"{run.name}: could not be measured")
     if measured := [run for run in runs if run.folder not in complaints]:
         show_errors(measured, screen, split)
     if complaints:
@@ -120,14 +120,14 @@ def _one_training(run: Run, loaded: Dataset, world: World, screen: Screen, diver
     with run.claimed():
         world.from_first(b"finished" if run.finished else b"train")
         if run.finished:
-            screen.line(f"{run.config.name}: finished before")
+            screen.line(f"{run.name}: finished before")
         else:
             try:
                 yield from training(run, loaded, world, screen)
             except DivergedError as error:
                 if world.size > 1:
                     raise
-                screen.line(f"{run.config.name}: stopped, its loss or its scores are not finite")
+                screen.line(f"{run.name}: stopped, its loss or its scores are not finite")
                 diverged.append(error)
 
 
@@ -144,7 +144,7 @@ def _shared_out(runs: Sequence[Run], screen: Screen) -> Iterator[Run]:
                     elsewhere.append(run)
         if len(elsewhere) == len(waiting):
             if not said:
-                screen.line(f"waiting for what other processes measure: {', '.join(run.config.name for run in waiting)}")
+                screen.line(f"waiting for what other processes measure: {', '.join(run.name for run in waiting)}")
             said = True
             time.sleep(PAUSE)
         waiting = elsewhere
@@ -178,9 +178,9 @@ def _measure_one(
         asked["autoattack_images"] = autoattack_images
     path = run.folder / EVALUATIONS[split]
     if _holds(path, asked):
-        screen.line(f"{run.config.name}: measured before")
+        screen.line(f"{run.name}: measured before")
         return None
-    task = screen.task(f"measuring {run.config.name}", 1)
+    task = screen.task(f"measuring {run.name}", 1)
 
     def progress(done: int, total: int, name: str) -> None:
         task.total = total
@@ -200,6 +200,8 @@ def _measure_one(
     found = json.loads(report.to_json()) | asked | {"evaluated": evaluated}
     for line in filter(None, (_remembered(run, elsewhere, memory.path), _replaced(run, path, found, split))):
         screen.line(line)
+    if split == "test":
+        durable.write(run.folder / "report.md", report.to_markdown().encode())
     durable.write_json(path, found)  # last: it has been measured
     return None
 
@@ -226,7 +228,7 @@ def _replaced(run: Run, path: Path, new: dict[str, Any], split: str) -> str:
     flags = [f"{flag} {old[key]}" for flag, key in counts.items() if key in old and old[key] != new.get(key)]
     again = " ".join([f"--suite {old['suite']}", *flags, *([f"--split {split}"] if split != "test" else [])])
     return (
-        f"{run.config.name}: {path.name} holds {new['suite']} on {images_of(new)} images now, and no longer {old['suite']} on "
+        f"{run.name}: {path.name} holds {new['suite']} on {images_of(new)} images now, and no longer {old['suite']} on "
         f"{images_of(old)}; that comes back, its rows from {MEASURED[split]}, with: wassersmooth evaluate {run.folder} {again}"
     )
 
@@ -235,7 +237,7 @@ def _remembered(run: Run, elsewhere: Sequence[dict[str, Any]], path: Path) -> st
     """One line where rows were measured by another commit or machine: measuring them again could take days."""
     counts = [f"{counted(len(one['rows']), 'row')} from {provenance.place(one['origin'])}" for one in elsewhere]
     again = f"move {path.name} away to measure everything again"
-    return f"{run.config.name}: remembered, not measured: {', '.join(counts)}; {again}" if counts else ""
+    return f"{run.name}: remembered, not measured: {', '.join(counts)}; {again}" if counts else ""
 
 
 def _fingerprint(images: torch.Tensor) -> str:

@@ -88,14 +88,18 @@ class SmallNet(nn.Module):
         return scores
 
 
-def build(config: Model, channels: int, classes: int, mean: list[float], std: list[float], seed: int) -> Normalized:
-    """The network with its normalization, initialized by the seed; the global random state stays as it was."""
+def build(config: Model, channels: int, classes: int, mean: list[float], std: list[float], seed: int) -> nn.Module:
+    """The network, with its normalization unless it was asked not to have one, initialized by the seed.
+
+    The global random state stays as it was.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Normalized(_network(config, channels, classes), mean, std)
+        network = _network(config, channels, classes)
+        return Normalized(network, mean, std) if config.normalize else network
 
 
-def build_for(config: Model, data: Dataset, seed: int) -> Normalized:
+def build_for(config: Model, data: Dataset, seed: int) -> nn.Module:
     return build(config, data.channels, data.classes, *data.normalization(), seed)
 
 
@@ -103,10 +107,10 @@ def require_fitting(config: Model, data: Dataset) -> None:
     """One image through the network, so that a mistake shows before anything is written for a run."""
     image = data.train.images[:1]
     model = build_for(config, data, seed=0)
-    if find_normalization(model.model) is not None:
+    if isinstance(model, Normalized) and find_normalization(model.model) is not None:
         raise StudyError(
             f"model {config.model} has a wassersmooth.Normalized inside; expected a network of normalized images, as a study "
-            "puts the normalization of its training images around it; return the network without it"
+            "puts the normalization of its training images around it; return the network without it, or give --normalize False"
         )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise StudyError(f"model {config.model} has lazy layers, which cannot be stored and loaded; give them their sizes")

@@ -16,7 +16,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from wassersmooth.normalized import Normalized
+from torch import nn
+
 from wassersmooth.study import checkpoints, durable, models
 from wassersmooth.study.checkpoints import Stored
 from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig
@@ -45,6 +46,11 @@ class Run:
         """The run that a folder holds."""
         folder = Path(folder)
         return cls(folder, RunConfig.from_flat(read_json(folder / "config.json", "a run folder"), str(folder / "config.json")))
+
+    @property
+    def name(self) -> str:
+        """Its folder's. Where a run was not trained here, its configuration does not say what it is."""
+        return self.folder.name
 
     @property
     def finished(self) -> bool:
@@ -116,16 +122,13 @@ class Run:
             rows = [row for row in self.metrics() if row["epoch"] <= epochs]
             durable.write(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
-    def finish(self, model: Normalized, data: Dataset, facts: dict[str, Any]) -> None:
+    def finish(self, model: nn.Module, data: Dataset, facts: dict[str, Any]) -> None:
         """Provenance, then the result itself; the model is moved to the CPU, where its scores are those of everybody."""
         seconds = sum(row["seconds"] for row in self.metrics())
         durable.write_json(self.folder / "provenance.json", facts | {"seed": self.config.seed, "seconds": round(seconds, 3)})
-        known: dict[str, Any] = {"config": self.config.to_flat(), "data": data.fingerprint, "content": data.content}
-        known |= {"channels": data.channels, "height": data.size[0], "width": data.size[1], "classes": data.classes}
-        known["scores"] = fixed_scores(model.cpu(), data.shape)
-        checkpoints.save(self.folder / "model.safetensors", model.state_dict(), known)
+        checkpoints.save(self.folder / "model.safetensors", model.state_dict(), facts_of(self.config, data, model.cpu()))
 
-    def load_model(self, data: Dataset | None = None) -> Normalized:
+    def load_model(self, data: Dataset | None = None) -> nn.Module:
         """The trained network in eval mode, on the CPU; with ``data``, refused where it was trained on others."""
         path = self.folder / "model.safetensors"
         if not path.exists():
@@ -141,6 +144,13 @@ class Run:
         return build_model(self.config, stored, path)
 
 
+def facts_of(config: RunConfig, data: Dataset, model: nn.Module) -> dict[str, Any]:
+    """What is stored beside the weights of a model."""
+    facts: dict[str, Any] = {"config": config.to_flat(), "data": data.fingerprint, "content": data.content}
+    facts |= {"channels": data.channels, "height": data.size[0], "width": data.size[1], "classes": data.classes}
+    return facts | {"scores": fixed_scores(model, data.shape)}
+
+
 def read_model(path: Path) -> Stored:
     """A trained model's file: weights, and facts with its configuration and the images it takes."""
     stored: Stored = checkpoints.load(path)
@@ -152,7 +162,7 @@ def read_model(path: Path) -> Stored:
     return stored
 
 
-def build_model(config: RunConfig, stored: Stored, path: Path) -> Normalized:
+def build_model(config: RunConfig, stored: Stored, path: Path) -> nn.Module:
     """The trained network in eval mode, on the CPU; refused where its code has become that of another one."""
     channels, classes = stored.facts["channels"], stored.facts["classes"]
     model = models.build(config.model, channels, classes, [0.0] * channels, [1.0] * channels, config.seed)

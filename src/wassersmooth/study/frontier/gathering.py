@@ -21,7 +21,18 @@ from wassersmooth.study.screen import Screen
 KEY = ("family", "regularizer", "activation", "augment", "epochs", "patience", "seed")
 # What all runs of one frontier share; the rest is either in the key or decides nothing.
 HARNESS = frozenset(
-    {"dataset", "train_images", "validation", "split_seed", "model", "batch_size", "learning_rate", "momentum", "precision"}
+    {
+        "dataset",
+        "train_images",
+        "validation",
+        "split_seed",
+        "model",
+        "normalize",
+        "batch_size",
+        "learning_rate",
+        "momentum",
+        "precision",
+    }
     | {"weight_decay", "eta_ramp"}
 )
 PER_MEASURE = ("errors", "intervals", "images")  # entries of a row by the name of a measure

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from wassersmooth.normalized import Normalized
+from torch import nn
+
 from wassersmooth.study import durable, experiment
 from wassersmooth.study.config import RunConfig
 from wassersmooth.study.errors import StudyError
@@ -22,7 +23,7 @@ SUBSET = 200  # test images, the first by content: everybody gets the same ones
 SUITE = "quick"
 
 
-def load_published(path: Path | str) -> Normalized:
+def load_published(path: Path | str) -> nn.Module:
     """The network of a file, in eval mode on the CPU, with its normalization inside: it takes images in [0, 1].
 
     ``load_published("results/models/none.safetensors")(images)`` gives the scores. Refused where the file is damaged, or is

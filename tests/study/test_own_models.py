@@ -1,0 +1,157 @@
+"""A model that was trained elsewhere is measured from the command line as it is: its own weights, its own normalization."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from study.small_studies import stripes_file
+from torch import nn
+
+import wassersmooth as ws
+from wassersmooth import cli
+from wassersmooth.study import data
+from wassersmooth.study.config import Data, Model
+from wassersmooth.study.models import build
+from wassersmooth.study.runs import Run
+
+CODE = """
+import torch, wassersmooth as ws
+from torch import nn
+
+def bare(channels, classes):
+    features = nn.Sequential(nn.Conv2d(channels, 4, 3, 2), nn.Softplus(), nn.AdaptiveAvgPool2d(2))
+    return nn.Sequential(features, nn.Flatten(), nn.Linear(16, classes))
+
+def normalized(channels, classes):
+    return ws.Normalized(bare(channels, classes), [0.4] * channels, [0.2] * channels)
+
+def narrow(channels, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3, classes))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "their_models.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield tmp_path
+    sys.modules.pop("their_models", None)
+
+
+def trained(factory: str, where: Path) -> nn.Module:
+    """A few steps on the stripes, so that its weights are no factory's."""
+    import their_models  # type: ignore[import-not-found]
+
+    images = data.load(Data(str(where)))
+    torch.manual_seed(5)
+    model: nn.Module = getattr(their_models, factory)(images.channels, images.classes)
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    for _ in range(20):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images.train.images), images.train.labels).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def evaluate(*arguments: str) -> int:
+    return cli.main(["evaluate", *arguments, "--device", "cpu", "--no-pictures"])
+
+
+@pytest.mark.parametrize("factory", ["bare", "normalized"])
+def test_what_is_measured_is_the_model_as_it_was_trained(here: Path, factory: str) -> None:
+    stripes = stripes_file(here)
+    model = trained(factory, stripes)
+    safetensors.torch.save_file(model.state_dict(), here / "best.safetensors")
+    assert (
+        evaluate(f"their_models:{factory}", "--weights", "best.safetensors", "--dataset", str(stripes), "--suite", "paper") == 0
+    )
+    run = Run.at(here / "runs" / "own" / f"their_models-{factory}-best")
+    part = data.load(Data(str(stripes))).test
+    torch.testing.assert_close(run.load_model()(part.images), model(part.images))
+    found = run.evaluation()
+    expected = ws.evaluate(model, part.images, part.labels, "paper", seed=found["seed"])
+    assert found["errors"] == expected.errors
+    assert any("normalized" in name for name in found["errors"]) == (factory == "normalized")
+    page = (run.folder / "report.md").read_text()
+    assert f"| clean | {expected.errors['clean']:.1f} |" in page
+
+
+def test_nothing_is_measured_twice_and_other_weights_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stripes = stripes_file(here)
+    model = trained("bare", stripes)
+    asked = (
+        "their_models:bare",
+        "--weights",
+        "best.safetensors",
+        "--dataset",
+        str(stripes),
+        "--suite",
+        "quick",
+        "--output",
+        "mine",
+    )
+    safetensors.torch.save_file(model.state_dict(), here / "best.safetensors")
+    assert (evaluate(*asked), evaluate(*asked)) == (0, 0)
+    assert "their_models-bare-best: measured before" in capsys.readouterr().out
+    first = json.loads((here / "mine" / "their_models-bare-best" / "evaluation.json").read_text())
+    nn.init.zeros_(next(model.parameters()))
+    safetensors.torch.save_file(model.state_dict(), here / "best.safetensors")
+    assert evaluate(*asked) == 0
+    second = json.loads((here / "mine" / "their_models-bare-best" / "evaluation.json").read_text())
+    assert first["model_sha256"] != second["model_sha256"]
+
+
+def test_without_weights_they_are_those_of_the_factory(here: Path) -> None:
+    stripes = stripes_file(here)
+    assert evaluate("their_models:bare", "--dataset", str(stripes), "--suite", "quick") == 0
+    assert evaluate("runs/own", "--suite", "quick") == 0  # the folder is one of runs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["their_models:bare"], "is measured on --dataset; got none"),
+        (["their_models:bare", "--dataset", "STRIPES", "--weights", "none.safetensors"], "none.safetensors does not exist"),
+        (
+            ["their_models:bare", "--dataset", "STRIPES", "--weights", "their_models.py"],
+            "expected a safetensors file .no pickle",
+        ),
+        (["their_models:bare", "--dataset", "STRIPES", "--weights", "other.safetensors"], "holds another model: .* differ"),
+        (["their_models:narrow", "--dataset", "STRIPES"], "does not take an image of shape"),
+        (["their_models:missing", "--dataset", "STRIPES"], "expected module:factory"),
+        (["their_models:bare", "their_models:bare", "--dataset", "STRIPES", "--weights", "x"], "belongs to one model; got 2"),
+        (["runs/digits", "--dataset", "STRIPES"], "--dataset belongs to a model of your own"),
+        (["other.safetensors"], "evaluate module:factory --weights other.safetensors"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    stripes = stripes_file(here)
+    safetensors.torch.save_file({"weight": torch.ones(2)}, here / "other.safetensors")
+    assert evaluate(*(str(stripes) if word == "STRIPES" else word for word in arguments)) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    assert re.search(complaint, shown)
+    assert not (here / "runs").exists()
+
+
+def test_a_report_is_for_what_was_trained_here(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate("their_models:bare", "--dataset", str(stripes_file(here)), "--suite", "quick") == 0
+    assert cli.main(["report", "runs/own"]) == 2
+    assert "its page is runs/own/their_models-bare/report.md" in capsys.readouterr().err
+
+
+def test_a_network_may_go_without_the_normalization_of_a_study() -> None:
+    whole = build(Model("small"), 1, 3, [0.5], [0.25], seed=0)
+    bare = build(Model("small", normalize=False), 1, 3, [0.5], [0.25], seed=0)
+    images = torch.rand(4, 1, 8, 8)
+    torch.testing.assert_close(whole(images), bare((images - 0.5) / 0.25))
