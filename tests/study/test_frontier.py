@@ -498,6 +498,27 @@ def test_the_page_and_its_plots(gathered: Path) -> None:
     assert "± 0.1" in text
 
 
+def test_networks_that_learned_nothing_are_listed_and_nothing_else(tmp_path: Path) -> None:
+    """They answer every image alike, so that no translation flips their label: the best of all, if one looks at that alone."""
+    places = [study(tmp_path / "base"), tmp_path / "relu"]
+    write_evaluation(places[0] / "euclidean-eta1-seed0", dict.fromkeys(["clean", *FRONTIER], 90.0), flips=0.0)
+    held_out = {"errors": dict.fromkeys(["clean", *FRONTIER], 90.0), "flips": {"horizontal": 0.0, "vertical": 0.0}}
+    (places[0] / "euclidean-eta1-seed0" / "validation.json").write_text(json.dumps(held_out))
+    write_evaluation(fake_run(places[1], "none", activation="relu"), dict.fromkeys(["clean", *FRONTIER], 90.0), flips=0.0)
+    results = tmp_path / "frontier.json"
+    gather(places, results, SILENT)
+    frontier = Frontier.at(results)
+    useless = [row for row in frontier.rows if row["errors"]["clean"] == 90]
+    assert [row["front"] for row in useless] == [[], []]
+    assert not any("euclidean:eta=1" in picked for picked in json.loads(results.read_text())["chosen"].values())
+    page = write_page(results).read_text()
+    assert "2 points hardly learned anything" in page
+    assert [line for line in page.splitlines() if line.startswith("| `euclidean:eta=1` | 1 | 90.0 |")]
+    assert "### relu, 24 epochs" in page
+    assert all((tmp_path / target).exists() for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page))
+    assert not list((tmp_path / "frontier").glob("relu*"))
+
+
 def test_rendering_needs_a_file(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="does not exist; gather runs first"):
         write_page(tmp_path / "frontier.json")

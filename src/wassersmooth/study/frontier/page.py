@@ -19,10 +19,12 @@ from wassersmooth.study.frontier.points import (
     base_variant,
     chosen,
     fronts,
+    learned,
     measured_threats,
     points_of,
 )
 from wassersmooth.study.frontier.questions import Answer, answers, title_of
+from wassersmooth.study.report.summary import GUESSING
 from wassersmooth.study.tables import short_commit
 
 AIMS = (
@@ -35,7 +37,7 @@ AIMS = (
 def write_page(results: Path) -> Path:
     """Renders the file of rows: its page beside it, the plots in a folder of the same name."""
     frontier, folder = Frontier.at(results), results.with_suffix("")
-    points = points_of(frontier.rows)
+    points = learned(points_of(frontier.rows))
     durable.make_folder(folder)
     usual = base_variant(points)
     base = [point for point in points if point.variant == usual]
@@ -53,12 +55,14 @@ def write_page(results: Path) -> Path:
 
 def page_text(frontier: Frontier, results: Path) -> str:
     """The page in Markdown; the same rows give the same text."""
-    points, folder = points_of(frontier.rows), results.stem
+    everything, folder = points_of(frontier.rows), results.stem
+    points = learned(everything)
     base = base_variant(points)
     parts = [
         "# The frontier of clean against robust error",
         f"Rendered from `{results.name}` by `wassersmooth frontier --render`; nothing here is written by hand.",
-        _harness(frontier, points),
+        _harness(frontier, everything),
+        *_useless(len(everything) - len(points)),
     ]
     parts += ["## Questions", _reading(Noise.of(points))]
     for answer in answers(points):
@@ -70,15 +74,23 @@ def page_text(frontier: Frontier, results: Path) -> str:
     parts += ["## Every point", "Means over seeds, ± their standard deviation. **Bold**: no other point of the same table is"]
     parts[-1] += " better in both clean error and this column. Flips are label changes along a translation, mean of both axes."
     on_front = {threat: {id(p) for p in found} for threat, found in fronts(points).items()}
-    for variant in sorted({point.variant for point in points}, key=lambda v: v.order):
-        mine = [point for point in points if point.variant == variant]
+    for variant in sorted({point.variant for point in everything}, key=lambda v: v.order):
+        mine = [point for point in everything if point.variant == variant]
         front_here = {
             t: {p.regularizer for p in points if id(p) in ids and p.variant == variant} for t, ids in on_front.items()
         }
-        plot = [f"![Clean error against each threat: {variant}]({folder}/{variant.slug}.png)"] if variant != base else []
+        drawn = variant != base and any(point.variant == variant for point in points)
+        plot = [f"![Clean error against each threat: {variant}]({folder}/{variant.slug}.png)"] if drawn else []
         parts += [f"### {variant}", *plot, _table(mine, front_here)]
-    parts += ["## Chosen points", *_chosen(points)]
+    parts += ["## Chosen points", *_chosen(everything)]
     return "\n\n".join(parts) + "\n"
+
+
+def _useless(count: int) -> list[str]:
+    if not count:
+        return []
+    what = "1 point hardly learned anything: it is" if count == 1 else f"{count} points hardly learned anything: they are"
+    return [f"{what} in the tables below, with clean errors of {GUESSING:.0f} % or more, and nowhere else."]
 
 
 def _aims(points: Sequence[Point], dataset: str) -> str:

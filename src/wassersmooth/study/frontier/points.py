@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from wassersmooth.study.report.summary import GUESSING
 from wassersmooth.study.rows import Row
 
 # Names of the measures, in the order of the page. Flips are the mean of both axes, and a count, not a percentage.
@@ -27,7 +28,8 @@ FLIPS = ("flips_horizontal", "flips_vertical")  # each axis alone
 MORE_CLEAN = 5.0  # how many points of clean error the balanced choice of a kind may cost
 STRONGEST = "pgd20_margin_8_pixel"
 CHOICES = {
-    "balanced": f"the lowest mean error over the threats within {MORE_CLEAN:g} points of the plain network's clean error",
+    "balanced": f"the lowest mean error over the threats within {MORE_CLEAN:g} points of the plain network's clean error, "
+    "or the lowest clean error where a kind has none there",
     "most_robust": f"the lowest error at {THREATS[STRONGEST]}, whatever it costs",
 }
 NOTHING_CHOSEN = "nothing yet: it takes validation errors, of none too; wassersmooth evaluate FOLDER --split validation"
@@ -111,6 +113,11 @@ def points_of(rows: Iterable[Row]) -> list[Point]:
     return [Point(tuple(group)) for _, group in groups]
 
 
+def learned(points: Sequence[Point]) -> list[Point]:
+    """Without networks that hardly learned anything; all where none did. A constant answer is steady, and no use."""
+    return [point for point in points if mean_over(point, ["clean"]) < GUESSING] or list(points)
+
+
 def base_variant(points: Sequence[Point]) -> Variant:
     """The variant with the most points, which the others are compared with."""
     counts = Counter(point.variant for point in points)
@@ -124,10 +131,11 @@ def measured_threats(points: Iterable[Point]) -> list[str]:
 
 def fronts(points: Sequence[Point]) -> dict[str, list[Point]]:
     """For each threat, the points of every variant that no other of it beats in both clean and robust error."""
-    variants = sorted({point.variant for point in points}, key=lambda variant: variant.order)
+    known = learned(points)
+    variants = sorted({point.variant for point in known}, key=lambda variant: variant.order)
     return {
-        threat: [p for variant in variants for p in front([q for q in points if q.variant == variant], threat)]
-        for threat in measured_threats(points)
+        threat: [p for variant in variants for p in front([q for q in known if q.variant == variant], threat)]
+        for threat in measured_threats(known)
     }
 
 
@@ -156,7 +164,7 @@ def chosen(points: Sequence[Point]) -> dict[str, list[Point]]:
     the one that costs least.
     """
     usual = base_variant(points)
-    base = [seen for p in points if p.variant == usual and (seen := held_out(p)) is not None]
+    base = learned([seen for p in points if p.variant == usual and (seen := held_out(p)) is not None])
     plain = min((clean for p in base if p.family == "none" and (clean := p.mean("clean")) is not None), default=None)
     if plain is None:
         return {name: [] for name in CHOICES}
