@@ -1,14 +1,17 @@
 """A model is left as it was found, also one that puts new tensors in the place of its buffers."""
 
 import copy
+import pickle
+import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.learning.zoo import batch, smooth_net
-from wassersmooth import AdversarialTraining, Euclidean, GradientPenalty, attacks
-from wassersmooth.model_state import untouched
+from wassersmooth import AdversarialTraining, Euclidean, GradientPenalty, Normalized, attacks
+from wassersmooth.model_state import turn, untouched
 
 
 class Restless(nn.Module):
@@ -121,3 +124,63 @@ def test_a_traced_model_can_be_attacked() -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * 36, 3)).double().eval()
     attack = attacks.FGSM(8 / 255)
     torch.testing.assert_close(attack(torch.jit.trace(model, images), images, labels), attack(model, images, labels))
+
+
+class Meeting(nn.Module):
+    """Holds up each pass for a moment, the first one until a second has begun, if it can begin at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 3)
+        self.arrived, self.others = threading.Event(), threading.Event()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.arrived.is_set():
+            self.others.set()
+        self.arrived.set()
+        self.others.wait(0.3)
+        scores: Tensor = self.layer(x.flatten(1))
+        return scores
+
+
+def in_thread(job: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=job, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: Normalized(model, 0.5, 0.5), nn.DataParallel])
+def test_two_attacks_in_threads_leave_the_model_as_it_was(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    """The second, longer one must not take the flags that the first has cleared for those of the model."""
+    model, images, labels = Meeting(), torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
+    first = in_thread(lambda: attacks.FGSM(0.1)(model, images, labels))
+    assert model.arrived.wait(10)
+    second = in_thread(lambda: attacks.PGD(0.1, 0.01, 20)(wrap(model), images, labels))
+    first.join(30)
+    second.join(30)
+    assert not first.is_alive()
+    assert not second.is_alive()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_other_models_do_not_wait_and_one_thread_may_measure_inside_a_measurement() -> None:
+    model, other, (images, labels) = smooth_net(), smooth_net(), batch()
+    with untouched(model, images.device), untouched(nn.Sequential(model), images.device):
+        meanwhile = in_thread(lambda: attacks.FGSM(0.1)(other, images, labels))
+        meanwhile.join(30)
+        assert not meanwhile.is_alive()
+        assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_turn_is_given_back_after_an_exception_and_belongs_to_no_copy() -> None:
+    model, (images, _) = smooth_net(), batch()
+    with pytest.raises(ZeroDivisionError), untouched(model, images.device):
+        raise ZeroDivisionError
+    with untouched(model, images.device):
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert turn(twin) is not turn(model)
+    taken = threading.Event()
+    thread = in_thread(lambda: taken.set() if turn(model).acquire(timeout=10) else None)
+    thread.join(30)
+    assert taken.is_set()

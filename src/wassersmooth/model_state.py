@@ -6,11 +6,15 @@ leave none (:func:`untouched`), and several passes over one batch must have thos
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+
+_turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # not on the models, which are copied and pickled
 
 
 def places(model: nn.Module) -> dict[str, str]:
@@ -58,34 +62,49 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda, self.device)
 
 
+def turn(model: nn.Module) -> threading.RLock:
+    """The lock of whoever changes the state of this model for a while; a thread that has it may take it again.
+
+    It belongs to the first layer with weights, so a model and its wrappers (Normalized, DataParallel, torch.compile) have one.
+    """
+    first = next((layer for layer in model.modules() if next(layer.parameters(recurse=False), None) is not None), model)
+    return _turns.setdefault(first, threading.RLock())
+
+
 @contextmanager
 def untouched(model: nn.Module, device: torch.device, frozen: bool = True) -> Iterator[None]:
     """Restores everything a measurement may move, also after an exception.
+
+    Threads that measure one model take turns: one would else save the flags that another has cleared for a while. Not covered:
+    a thread that trains the model meanwhile, models that share other layers than the first one with weights, and the global
+    random state, which all models share. Whoever waits inside for a thread that wants this turn waits for ever, as do two that
+    measure each other's model inside a measurement of their own.
 
     Arguments:
         model: any module.
         device: where the images are; the random state of that device is restored too.
         frozen: parameters do not require grad inside, which makes input gradients cheaper.
     """
-    random_state = RandomState(device)
-    held = HeldBuffers(model)
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    modes = [(module, module.training) for module in model.modules()]
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    if frozen:
-        for parameter, _ in flags:
-            parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        random_state.restore()
-        held.put_back()
-        for buffer, saved in buffers:
-            buffer.data.copy_(saved)  # not the buffer itself: the backward of an earlier pass would miss the version it saved
-        for module, training in modes:
-            module.training = training
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+    with turn(model):
+        random_state = RandomState(device)
+        held = HeldBuffers(model)
+        buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        modes = [(module, module.training) for module in model.modules()]
+        flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        if frozen:
+            for parameter, _ in flags:
+                parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            random_state.restore()
+            held.put_back()
+            for buffer, saved in buffers:
+                buffer.data.copy_(saved)  # not the buffer itself: backward of an earlier pass would miss its version
+            for module, training in modes:
+                module.training = training
+            for parameter, flag in flags:
+                parameter.requires_grad_(flag)
+            for parameter, gradient in gradients:
+                parameter.grad = gradient

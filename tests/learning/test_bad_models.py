@@ -119,6 +119,35 @@ def test_total_can_be_differentiated_whatever_the_mode_outside() -> None:
     assert terms.total.requires_grad
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("objective", PENALTIES, ids=repr)
+def test_scripted_models_have_one_engine(objective) -> None:
+    images, labels = batch()
+    model = Returning(lambda z: z).network
+    if objective == PENALTIES[0]:
+        torch.testing.assert_close(objective(torch.jit.script(model), images, labels), objective(model, images, labels))
+        return
+    for scripted in (torch.jit.script(model), torch.jit.trace(model, images)):
+        with pytest.raises(ValueError, match=r"a scripted model cannot .* engine='double_backward' only; use that, or"):
+            objective(scripted, images, labels)
+
+
+@pytest.mark.parametrize("objective", [*PENALTIES, ws.DirectionalPenalty(lambda model, x, y: x)], ids=repr)
+def test_penalties_inside_transforms_are_refused(objective) -> None:
+    images, labels = batch()
+    model = Returning(lambda z: z)
+
+    def total(factor: Tensor, x: Tensor = images, y: Tensor = labels) -> Tensor:
+        return factor * objective(model, x, y).total
+
+    for ask in (
+        lambda: torch.func.grad(total)(torch.tensor(1.0)),
+        lambda: torch.func.vmap(lambda x, y: total(1.0, x[None], y[None]))(images, labels),
+    ):
+        with pytest.raises(RuntimeError, match=r"inside torch\.func\.grad, vmap .* terms\.total\.backward\(\)"):
+            ask()
+
+
 def test_functions_are_no_models() -> None:
     images, labels = batch()
     for ask in (

@@ -84,16 +84,17 @@ class LinearInItsWeight(nn.Module):
         return F.scaled_dot_product_attention(keys, keys, values, dropout_p=0.5)[:, 0, :3]
 
 
-def test_dropout_has_one_mask_in_both_passes_of_a_compiled_step(device):
+@pytest.mark.parametrize(("engine", "tolerance"), [("forward_mode", 1e-10), ("finite_difference", 1e-6)])
+def test_dropout_has_one_mask_in_all_passes_of_a_compiled_step(engine, tolerance, device):
     """The penalty is homogeneous of degree two in the weight, so W . dq/dW = 2 q (Euler); with two masks it would not be."""
     torch.manual_seed(0)
     model, (images, labels) = LinearInItsWeight().to(device), batch(device=device)
-    step = compiled(GradientPenalty(METRIC, 1.0, of="logits", engine="forward_mode"))
+    step = compiled(GradientPenalty(METRIC, 1.0, of="logits", engine=engine))
     first, second = step(model, images, labels), step(model, images, labels)
     assert first.penalty != second.penalty  # the masks differ from step to step
     for terms in (first, second):
         (gradient,) = torch.autograd.grad(terms.penalty, model.weight)
-        assert_matches((gradient * model.weight).sum(), 2 * terms.penalty, 1e-10)
+        assert_matches((gradient * model.weight).sum(), 2 * terms.penalty, tolerance)
 
 
 def test_errors_name_the_engine_that_compiles(device):

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from tests.learning.distributed_case import CASES, STEPS, batches, model_of, step
 from tests.learning.zoo import batch, smooth_net
 from wassersmooth import Euclidean
 from wassersmooth.learning.objectives import GradientPenalty
+from wassersmooth.learning.tikhonov import Tikhonov
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 
@@ -39,9 +42,35 @@ def test_two_processes_have_the_gradients_of_one_on_the_joined_batch(tmp_path):
     assert "static_graph=False" in found["refused"]
 
 
-def test_fsdp_is_refused_by_name():
-    class FSDPModule(torch.nn.Sequential):
+@pytest.fixture
+def group_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sharded(model):
+    return fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+
+
+def sharded_inside(model):
+    return torch.nn.Sequential(sharded(model))
+
+
+def wrapped(model):
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::FutureWarning")
+@pytest.mark.parametrize("shard", [sharded, sharded_inside, wrapped])
+@pytest.mark.parametrize("objective", [GradientPenalty(Euclidean(), 0.5), Tikhonov(Euclidean(), 0.5)], ids=repr)
+def test_fsdp_is_refused_before_torch_fails(shard, objective, group_of_one):
+    with pytest.raises(ValueError, match=r"under FSDP are not supported.*DistributedDataParallel"):
+        objective(shard(smooth_net()), *batch())
+
+
+def test_a_name_alone_is_no_fsdp():
+    class FSDPlike(torch.nn.Sequential):
         pass
 
-    with pytest.raises(ValueError, match="DistributedDataParallel"):
-        GradientPenalty(Euclidean(), 0.5)(FSDPModule(smooth_net()), *batch())
+    assert GradientPenalty(Euclidean(), 0.5)(FSDPlike(smooth_net()), *batch()).penalty > 0

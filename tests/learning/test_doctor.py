@@ -94,6 +94,20 @@ def test_operators_are_named(device):
     assert diagnosis.engine == "finite_difference"
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_scripted_models_are_not_looked_into(device):
+    model, (images, labels) = smooth_net(device), batch(device=device)
+    whole, part = torch.jit.script(model), nn.Sequential(torch.jit.trace(model, images), nn.Linear(3, 3).double().to(device))
+    diagnosis = doctor(whole, images, labels, repeats=1)
+    assert "scripted parts cannot be looked into" in text(diagnosis, "operators")
+    assert "use that, or hand over the module that was scripted" in text(diagnosis, "forward_mode")
+    assert diagnosis.engine == "double_backward"
+    diagnosis = doctor(part, images, labels, repeats=1)
+    assert "scripted parts cannot be looked into" in text(diagnosis, "operators")
+    assert diagnosis.engine == "double_backward"
+    assert diagnosis.gaps["finite_difference"] < 1e-4
+
+
 def test_a_penalty_without_effect_is_a_problem(device):
     class Detached(nn.Module):
         def forward(self, x):

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.compare import assert_matches, assert_within_standard_errors
 from tests.learning.central import along, differences, flat, gradient_penalty, gradients_of
 from tests.learning.zoo import ZOO, batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
+from wassersmooth.learning import verification
 from wassersmooth.learning.engines import FiniteDifference, couples_images
 from wassersmooth.learning.objectives import GradientPenalty
 
@@ -132,6 +134,55 @@ def test_zero_image_constant_image_and_zero_gradient_are_finite(engine, device):
             assert torch.isfinite(terms.total)
             assert all(bool(torch.isfinite(g).all()) for g in gradients_of(terms.total, net))
     assert terms.penalty == 0
+
+
+OWN_LOSSES = {
+    "class weights": torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), reduction="none"),
+    "an ignored class": lambda outputs, labels: F.cross_entropy(outputs, labels, ignore_index=0, reduction="none"),
+    "all options": lambda outputs, labels: F.cross_entropy(
+        outputs, labels, outputs.new_tensor([1, 2, 3]), ignore_index=0, reduction="none", label_smoothing=0.1
+    ),
+    "special.softmax": lambda outputs, labels: torch.special.softmax(outputs, 1).square().sum(1),
+    "special.log_softmax": lambda outputs, labels: -torch.special.log_softmax(outputs, 1).gather(1, labels[:, None])[:, 0],
+    "special.logsumexp": lambda outputs, labels: torch.special.logsumexp(outputs, 1),
+    "logsumexp over two": lambda outputs, labels: outputs[:, None].logsumexp((1, 2)),
+}
+
+
+@pytest.mark.parametrize("loss", OWN_LOSSES.values(), ids=OWN_LOSSES.keys())
+def test_losses_of_torch_in_forward_mode(loss, device):
+    model, (images, labels) = smooth_net(device), batch(device=device)
+    loss = loss.to(device) if isinstance(loss, torch.nn.Module) else loss
+    exact, forward = (GradientPenalty(METRIC, 0.7, engine=engine, loss=loss)(model, images, labels) for engine in EXACT)
+    assert_matches(forward.penalty, exact.penalty, 1e-10)
+    assert_matches(flat(gradients_of(forward.total, model)), flat(gradients_of(exact.total, model)), 1e-9)
+
+
+def normalized_cubes(outputs, labels):
+    """By a kernel that is silently wrong in forward mode."""
+    return torch.native_layer_norm(outputs, [3], None, None, 1e-5)[0].pow(3).sum(1)
+
+
+class SlottedLoss:
+    __slots__ = ()
+
+    def __call__(self, outputs, labels):
+        return outputs.square().sum(1)
+
+
+def test_a_loss_of_ones_own_is_compared_once_also_where_the_model_is_known(device, monkeypatch):
+    model, (images, labels) = smooth_net(device), batch(device=device)
+    with pytest.raises(ValueError, match=r"off by .* perhaps the loss\. Use engine='double_backward'"):
+        GradientPenalty(METRIC, 0.7, engine="forward_mode", loss=normalized_cubes)(model, images, labels)
+
+    compared = []
+    monkeypatch.setattr(verification, "compare", lambda objective, *_: compared.append(objective.loss))
+    slotted, weighted = SlottedLoss(), OWN_LOSSES["class weights"].to(device)
+    for _ in range(2):
+        for loss in ("cross_entropy", lambda outputs, labels: outputs.square().sum(1), slotted, weighted, normalized_cubes):
+            GradientPenalty(METRIC, 0.7, engine="forward_mode", loss=loss)(model, images, labels)
+    assert len(compared) == 4
+    assert "cross_entropy" not in compared
 
 
 def test_a_common_step_is_taken_where_images_see_each_other():

@@ -227,6 +227,10 @@ def test_noise_and_attacks_draw_from_the_generator(objective, device, seeded):
             GradientPenalty(Wasserstein(PixelGraph.grid(8, 8, 1, weight=torch.ones(4, requires_grad=True))), 0.1),
             "weights that require grad",
         ),
+        (GradientPenalty(METRIC, torch.tensor(0.1, requires_grad=True)), "an eta that is not learned; .*eta.detach"),
+        (AdversarialTraining(FGSM(0.1), penalty=GradientPenalty(METRIC, nn.Parameter(torch.tensor(0.1)))), "is not learned"),
+        (NoisyInputs(METRIC, torch.tensor(0.1, requires_grad=True).exp()), "an eta that is not learned"),
+        (Tikhonov(METRIC, torch.tensor(0.1, requires_grad=True)), "an eta that is not learned"),
     ],
 )
 def test_objectives_without_a_fast_way_are_refused(objective, message):

@@ -240,6 +240,23 @@ def test_attacks_in_half_precision(penalty, device):
     assert_matches(flat(gradients(model)), flat(gradients(twin)), 5e-2)
 
 
+def test_the_comparison_is_no_backward_pass():
+    """A hook may be an optimizer that steps as soon as a gradient is there."""
+    model, called = smooth_net(), []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(called.append)
+    traced(PENALTY, model)(*batch())
+    assert not called
+
+
+@pytest.mark.parametrize("objective", [Plain(), PENALTY], ids=repr)
+def test_a_model_without_anything_to_train(objective):
+    model, (images, labels) = smooth_net().requires_grad_(False), batch()
+    expected = objective(model, images, labels)
+    for received, term in zip(traced(objective, model)(images, labels), expected, strict=True):
+        assert_matches(received, term.detach(), 1e-9)
+
+
 @pytest.mark.parametrize("objective", [PENALTY, NoisyInputs(METRIC, 0.1)], ids=repr)
 def test_nothing_is_kept_when_it_is_no_longer_wanted(objective):
     model, (images, labels) = smooth_net(), batch()
@@ -252,6 +269,19 @@ def test_nothing_is_kept_when_it_is_no_longer_wanted(objective):
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_only_so_many_compiled_functions_are_kept(monkeypatch):
+    monkeypatch.setattr(compiled, "_known", {})
+    monkeypatch.setattr(compiled, "MOST", 3)
+    graph, made = elementary(torch.sin, (torch.rand(2),)), []
+
+    def ask(form):
+        return compiled.shared(graph, form, lambda: made.append(form) or str(form))
+
+    assert [ask(form) for form in (1, 2, 3, 1, 4, 1, 2)] == ["1", "2", "3", "1", "4", "1", "2"]
+    assert made == [1, 2, 3, 4, 2]  # 2 had to go for 4: it was the one not asked for in the longest time
+    assert len(compiled._known) == 3
 
 
 def test_constants_of_any_kind_have_a_fingerprint():

@@ -65,6 +65,14 @@ def test_terms_add_up_and_reach_every_parameter(objective, device):
 
 
 @every
+def test_images_are_constants(objective, device):
+    model, (images, labels) = smooth_net(device), batch(device=device)
+    images.requires_grad_()
+    objective(model, images, labels).total.backward()
+    assert images.grad is None
+
+
+@every
 def test_the_loss_is_the_mean_cross_entropy_where_the_images_are_the_callers(objective, device):
     if isinstance(objective, NoisyInputs | AdversarialTraining):
         return

@@ -18,7 +18,8 @@ def uniform(*shape):
 X, TOKENS = uniform(3, 4, 6, 6), uniform(2, 3, 5, 4)
 W4, B4 = uniform(4), uniform(1, 4)[0]
 CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril()
-ROWS, TARGETS = uniform(3, 5), torch.tensor([0, 4, 2])
+ROWS, TARGETS, CLASS_WEIGHTS = uniform(3, 5), torch.tensor([0, 4, 2]), uniform(5)
+MAPS, LABEL_MAPS = uniform(2, 5, 3, 3), torch.arange(18).view(2, 3, 3) % 5
 
 CALLS = {
     "batch_norm in training": lambda: F.batch_norm(X, None, None, W4, B4, True),
@@ -37,6 +38,10 @@ CALLS = {
     "log_softmax": lambda: F.log_softmax(1000 * X, dim=1),
     "logsumexp": lambda: torch.logsumexp(1000 * X, 1, keepdim=True),
     "logsumexp over two": lambda: torch.logsumexp(X, (1, 2)),
+    "logsumexp over two that stay": lambda: X.logsumexp((1, 3), keepdim=True),
+    "torch.special.logsumexp": lambda: torch.special.logsumexp(X, 1),
+    "torch.special.softmax": lambda: torch.special.softmax(X.float(), 1, dtype=torch.float64),
+    "torch.special.log_softmax": lambda: torch.special.log_softmax(X, -1),
     "silu": lambda: F.silu(X - 1),
     "mish": lambda: F.mish(X - 1),
     "glu": lambda: F.glu(X - 1, 1),
@@ -44,10 +49,31 @@ CALLS = {
     "cross_entropy": lambda: F.cross_entropy(ROWS, TARGETS),
     "cross_entropy summed": lambda: F.cross_entropy(ROWS, TARGETS, reduction="sum", label_smoothing=0.1),
     "cross_entropy with soft labels": lambda: F.cross_entropy(ROWS, ROWS.softmax(1), reduction="none", label_smoothing=0.2),
-    "cross_entropy with weights": lambda: F.cross_entropy(ROWS, TARGETS, weight=uniform(5)),
+    "cross_entropy with weights": lambda: F.cross_entropy(ROWS, TARGETS, weight=CLASS_WEIGHTS),
+    "cross_entropy with weights, smoothed": lambda: F.cross_entropy(ROWS, TARGETS, CLASS_WEIGHTS, label_smoothing=0.1),
+    "cross_entropy with all options": lambda: F.cross_entropy(
+        ROWS, TARGETS, CLASS_WEIGHTS, ignore_index=4, label_smoothing=0.1, reduction="none"
+    ),
+    "cross_entropy with weights and soft labels": lambda: F.cross_entropy(
+        ROWS, ROWS.softmax(1), CLASS_WEIGHTS, label_smoothing=0.1
+    ),
     "cross_entropy that ignores": lambda: F.cross_entropy(ROWS, TARGETS, ignore_index=4),
+    "cross_entropy that ignores, smoothed": lambda: F.cross_entropy(
+        ROWS, TARGETS, CLASS_WEIGHTS, ignore_index=4, label_smoothing=0.1
+    ),
+    "cross_entropy that ignores -100": lambda: F.cross_entropy(ROWS, TARGETS - 102 * (TARGETS == 2), reduction="sum"),
+    "cross_entropy with a class ruled out": lambda: F.cross_entropy(
+        ROWS.masked_fill(torch.arange(5) == 1, -torch.inf), TARGETS
+    ),
+    "cross_entropy of one row": lambda: F.cross_entropy(ROWS[0], TARGETS[0], CLASS_WEIGHTS),
+    "cross_entropy of maps": lambda: F.cross_entropy(MAPS, LABEL_MAPS, CLASS_WEIGHTS, ignore_index=1),
+    "cross_entropy of soft maps": lambda: F.cross_entropy(MAPS, MAPS.softmax(1), CLASS_WEIGHTS),
+    "cross_entropy by the old options": lambda: F.cross_entropy(ROWS, TARGETS, size_average=False),
     "attention": lambda: F.scaled_dot_product_attention(TOKENS, 2 * TOKENS, TOKENS**2),
     "attention, causal": lambda: F.scaled_dot_product_attention(TOKENS, TOKENS, TOKENS, is_causal=True, scale=0.3),
+    "attention, shared keys": lambda: F.scaled_dot_product_attention(
+        torch.cat([TOKENS, 2 * TOKENS], 1), TOKENS, TOKENS**2, enable_gqa=True
+    ),
     "attention, boolean mask": lambda: F.scaled_dot_product_attention(TOKENS, TOKENS, TOKENS, attn_mask=CAUSAL),
     "attention, added mask": lambda: F.scaled_dot_product_attention(TOKENS, TOKENS, TOKENS, attn_mask=uniform(5, 5)),
 }

@@ -114,6 +114,17 @@ def test_frontier_suite_has_one_row_for_each_threat_as_the_standard_one_measures
     assert report.flips == standard.flips
 
 
+@pytest.mark.parametrize("suite", ["standard", "frontier", "full"])
+def test_images_of_one_pixel_have_all_rows_but_those_that_move_mass(suite, short_autoattack):
+    torch.manual_seed(0)
+    model, images, labels = nn.Sequential(nn.Flatten(), nn.Linear(3, 4)), torch.rand(20, 3, 1, 1), torch.randint(4, (20,))
+    wider = [row.name for row in suites.rows(suite, (1, 2), False, False)]
+    report = evaluate(model, images, labels, suite, seed=0, autoattack_images=4)
+    assert list(report.errors) == [name for name in wider if "wasserstein" not in name]
+    assert len(report.errors) < len(wider)
+    assert report.flips == {}
+
+
 def test_full_suite(short_autoattack):
     model, images, labels = case(count=12)
     report = evaluate(model, images, labels, "full", generator=seeded(0))

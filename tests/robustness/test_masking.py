@@ -1,5 +1,7 @@
 """Models masked by construction are found, honestly trained ones are not accused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,9 @@ from torch import nn
 from wassersmooth.normalized import Normalized
 from wassersmooth.robustness.attacks import PGD
 from wassersmooth.robustness.dossier import evaluate
+from wassersmooth.robustness.masking import MaskingChecks
+from wassersmooth.robustness.measurement import Measurement
+from wassersmooth.robustness.suites import LIMITS
 
 
 def report(model, suite="quick", seed=0, **options):
@@ -34,6 +39,7 @@ MASKED = {
     "shattered": (Shattered, {"black_box_beats_white_box", "unbounded_attack_fails"}),
     "random": (RandomOutput, {"test_time_randomness", "noise_beats_gradient"}),
     "a little random": (lambda model: RandomOutput(model, 0.05), {"test_time_randomness"}),
+    "probabilities": (lambda model: nn.Sequential(Saturated(model, 5.0), nn.Softmax(1)), {"probabilities_for_logits"}),
     "not a number": (Untrustworthy, {"gradients_not_finite"}),
 }
 
@@ -129,6 +135,59 @@ def test_the_evidence_is_paired_and_counted():
     assert numbers["error"] > numbers["high"] >= numbers["reported"] >= numbers["low"]
     assert numbers["images"] == 100
     assert found["gradients_vanish"].numbers["share"] == 100
+
+
+class Rounded(nn.Module):
+    """Probabilities in another precision, returned in float32."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, logits):
+        return logits.softmax(1).to(self.dtype).float()
+
+
+class Centered(nn.Module):
+    """Logits that sum to 1, as those of a linear regression on one-hot targets do."""
+
+    def forward(self, logits):
+        return logits - logits.mean(1, keepdim=True) + 0.1
+
+
+@pytest.mark.parametrize(
+    ("last", "count", "expected"),
+    [
+        (nn.Softmax(1), 100, True),
+        (nn.Softmax(1), 8, True),
+        (nn.Softmax(1), 7, False),  # too few to tell
+        (Rounded(torch.float16), 100, True),
+        (Rounded(torch.bfloat16), 100, True),
+        (Rounded(torch.float64), 100, True),
+        (nn.Identity(), 100, False),
+        (nn.LogSoftmax(1), 100, False),
+        (nn.Sigmoid(), 100, False),
+        (nn.ReLU(), 100, False),
+        (Centered(), 100, False),
+    ],
+    ids=str,
+)
+def test_probabilities_are_told_from_logits(last, count, expected):
+    _, _, images, labels = digits()
+    measurement = Measurement(nn.Sequential(trained(), last), images, labels, 0)
+    checks = MaskingChecks(measurement, {}, replace(LIMITS["quick"], probes=count))
+    found = checks.probabilities_for_logits()
+    assert bool(found) == expected
+    assert all(f"on all of {count} images" in finding.evidence and "return logits" in finding.evidence for finding in found)
+
+
+def test_a_softmax_in_the_model_does_hide_errors_and_its_logarithm_brings_them_back():
+    _, _, images, labels = digits()
+    sure = nn.Sequential(Saturated(trained(), 5.0), nn.Softmax(1))
+    logarithm = nn.Sequential(Saturated(trained(), 5.0), nn.LogSoftmax(1))
+    hidden, shown = (evaluate(model, images, labels, "quick", seed=0) for model in (sure, logarithm))
+    assert hidden.errors["fgsm_25_pixel"] < shown.errors["fgsm_25_pixel"]
+    assert shown.masking == []
 
 
 def test_a_constant_model_is_reported_but_not_for_an_impossible_attack():

@@ -23,8 +23,9 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """softmax(q k' scale + mask) v. # shape: (..., L, E), (..., S, E), (..., S, V) -> (..., L, V)"""
-    if enable_gqa:
-        return NotImplemented  # type: ignore[no-any-return]
+    if enable_gqa:  # groups of heads share their keys and values
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     weights = _attention_weights(query, key, attn_mask, query.shape[-1] ** -0.5 if scale is None else scale)

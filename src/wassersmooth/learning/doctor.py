@@ -19,13 +19,13 @@ from wassersmooth.learning.engines import DoubleBackward, Engine, FiniteDifferen
 from wassersmooth.learning.losses import Loss
 from wassersmooth.learning.objectives import GradientPenalty, Objective, Plain
 from wassersmooth.learning.parallel import is_compiled, refuse_static_graph, unwrapped, without_compilation
+from wassersmooth.learning.verification import TOLERANCE
 from wassersmooth.model_state import untouched
 from wassersmooth.normalized import find_normalization
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 
 FEW = 8  # images are enough to see every operator
-EXACT = {torch.float32: 2e-2, torch.float64: 1e-5}  # what counts as exact; tf32 convolutions are allowed to be as they are
 ENGINES: tuple[Engine, ...] = (DoubleBackward(), ForwardMode(verify=False), FiniteDifference())
 
 
@@ -116,11 +116,11 @@ def doctor(
         try:
             seconds[name] = _seconds_per_step(objective, inner, images, labels, repeats)
             gaps.update(_gap(objective, seconds, inner, images, labels))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             seconds.pop(name, None)
             findings.append(Finding(NOTE, name, f"does not run: {_checks.first_line(error)}"))
     findings += _effect(objectives, seconds, inner, images, labels)
-    return Diagnosis(tuple(findings), _choice(seconds, gaps, EXACT[images.dtype]), seconds, gaps)
+    return Diagnosis(tuple(findings), _choice(seconds, gaps, TOLERANCE[images.dtype]), seconds, gaps)
 
 
 def _values(images: Tensor) -> list[Finding]:
@@ -187,6 +187,9 @@ def _operators(model: nn.Module, images: Tensor) -> list[Finding]:
             findings.append(Finding(NOTE, "operators", f"{verdict} has no second derivative: {verdict.double_backward}"))
         if verdict.forward_mode:
             findings.append(Finding(NOTE, "operators", f"{verdict} in forward mode: {verdict.forward_mode}"))
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        text = "scripted parts cannot be looked into, nor batch-norm in them be seen; examine the module that was scripted"
+        findings.append(Finding(NOTE, "operators", text))
     return findings or [Finding(OK, "operators", "all twice differentiable, and exact in forward mode")]
 
 

@@ -68,9 +68,9 @@ class ForwardMode(Engine):
     operations instead (:mod:`wassersmooth.learning.substitution`).
 
     Arguments:
-        verify: a model with parts not known to be exact is compared with double backward on its first batch, once in each
-            mode, and refused if it differs. There is no comparison while compiling: run one eager step before, or ask
-            :func:`wassersmooth.doctor`.
+        verify: a model with parts not known to be exact, or a loss of one's own, is compared with double backward on the first
+            batch, once in each mode, and refused if it differs. There is no comparison while compiling: run one eager step
+            before, or ask :func:`wassersmooth.doctor`.
     """
 
     verify: bool = True
@@ -120,6 +120,7 @@ class FiniteDifference(Engine):
 
     def check(self, model: nn.Module) -> None:
         """Every model will do, compiled or not."""
+        refuse_transforms()
 
     def __call__(self, model: nn.Module, images: Tensor, fields: Fields, cometric: CovectorNorm) -> tuple[Tensor, Tensor]:
         passes = Passes(model, images)
@@ -178,6 +179,7 @@ def couples_images(model: nn.Module) -> bool:
 
 def refuse_compilation(model: nn.Module, name: str) -> None:
     """Says which engine can, where torch.compile and an engine do not go together."""
+    refuse_transforms()
     if torch.compiler.is_compiling() and name != "forward_mode":
         raise RuntimeError(
             f"torch.compile cannot follow engine={name!r}; use engine='forward_mode', which compiles as one graph with the "
@@ -192,6 +194,15 @@ def refuse_compilation(model: nn.Module, name: str) -> None:
         raise RuntimeError(
             f"engine={name!r} cannot differentiate a model that was compiled by itself; hand over the uncompiled model "
             "and compile the whole step with engine='forward_mode', or use engine='finite_difference'"
+        )
+
+
+def refuse_transforms() -> None:
+    """Inside torch.func.grad or vmap there is no gradient in the images to be had: they take tensors as their own."""
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            "an objective that differentiates the model cannot be called inside torch.func.grad, vmap or another transform; "
+            "call it outside of them, and then terms.total.backward() or torch.autograd.grad(terms.total, ...)"
         )
 
 

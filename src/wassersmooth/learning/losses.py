@@ -70,10 +70,10 @@ def one_hot(labels: Tensor, outputs: Tensor) -> Tensor:
     return (labels.unsqueeze(1) == classes).to(outputs.dtype)  # F.one_hot looks at the values, which a tracer cannot
 
 
-def log_sum_exp(values: Tensor, dim: int = 1) -> Tensor:
+def log_sum_exp(values: Tensor, dim: int | tuple[int, ...] = 1, keepdim: bool = False) -> Tensor:
     """log sum exp along ``dim``, shifted by the largest value (a constant to every derivative)."""
     top = values.detach().amax(dim, keepdim=True)
-    return (values - top).exp().sum(dim).log() + top.squeeze(dim)
+    return (values - top).exp().sum(dim, keepdim=keepdim).log() + (top if keepdim else top.squeeze(dim))
 
 
 def widened(values: Tensor) -> Tensor:

@@ -26,16 +26,20 @@ def refuse_spread_batches(model: nn.Module) -> None:
 
 
 def refuse_static_graph(model: nn.Module) -> None:
-    """DDP's static graph counts the uses of each parameter in the first step and is silently wrong for penalties."""
+    """And FSDP: the other wrapper that no penalty works with.
+
+    DDP's static graph counts the uses of each parameter in the first step and is silently wrong for penalties. FSDP, old and
+    new, frees the gathered weights in the inner backward pass, and the outer one fails somewhere inside torch.
+    """
     if isinstance(model, DistributedDataParallel) and model.static_graph:
         raise ValueError(
             "a model in DistributedDataParallel(static_graph=True) gets wrong gradients from a penalty, without an error; "
             "wrap it with static_graph=False (the default)"
         )
-    if any(type(module).__name__.startswith("FSDP") for module in model.modules()):
+    if any(_is_sharded(module) for module in model.modules()):
         raise ValueError(
-            "a model under FSDP cannot be differentiated twice; use DistributedDataParallel, which gives the gradients of "
-            "one process on the joined batch"
+            "penalties of a model under FSDP are not supported, as it frees weights that second derivatives need; use "
+            "DistributedDataParallel, which gives the gradients of one process on the joined batch"
         )
 
 
@@ -48,6 +52,11 @@ def without_compilation(model: nn.Module) -> nn.Module:
     """What torch.compile(model) wraps."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, nn.Module) else model
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    """By FullyShardedDataParallel around it, or by fully_shard, which gives it a class of its own."""
+    return any(kind.__module__.startswith("torch.distributed.fsdp.") for kind in type(module).__mro__)
 
 
 def _compiled(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 The first pass is the model's own: it moves the running statistics and the random state. Every further pass starts from the
 state before the first one, so that dropout draws the same masks, and works on copies of the buffers, so that nothing moves
 twice. While compiling, and while a CUDA graph is captured, the random state cannot be set back: the first pass then
-remembers its random draws, and the further ones read them.
+remembers its random draws, and the further ones read them (:mod:`wassersmooth.learning.draws`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
 from wassersmooth import _checks
+from wassersmooth.learning.draws import Draws
 from wassersmooth.learning.parallel import refuse_spread_batches, unwrapped
 from wassersmooth.learning.substitution import attention_written_out
 from wassersmooth.model_state import HeldBuffers, RandomState, places
@@ -55,10 +54,10 @@ class Passes:
                     )
                 _checks.depends_on_images(outputs)
             return outputs
-        recorder = RecordDraws()
-        with recorder, attention_written_out():
+        draws = Draws()
+        with draws, attention_written_out():  # its dropout is then one that is seen
             outputs = self.model(x)
-        self.draws = recorder.draws
+        self.draws = draws.made
         return outputs
 
     def first_with_pullback(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -72,10 +71,10 @@ class Passes:
         # it works on copies of the buffers, which are written back afterwards.
         def forward(z: Tensor) -> tuple[Tensor, tuple[dict[str, Tensor], list[Tensor]]]:
             buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
-            recorder = RecordDraws()
-            with recorder, attention_written_out():  # its dropout is then one that the recorder sees
+            draws = Draws()
+            with draws, attention_written_out():
                 outputs = torch.func.functional_call(self.inner, buffers, (z,), tie_weights=False)
-            return outputs, (buffers, recorder.draws)
+            return outputs, (buffers, draws.made)
 
         outputs, pullback, (moved, self.draws) = torch.func.vjp(forward, x.detach(), has_aux=True)  # type: ignore[misc]
         with torch.no_grad():
@@ -86,16 +85,18 @@ class Passes:
     def again(self, x: Tensor, mode: AbstractContextManager[Any] | None = None) -> Tensor:
         """The outputs at another point, in a context: same masks, same buffers, no side effects."""
         refuse_spread_batches(self.model)
+        if isinstance(self.inner, torch.jit.ScriptModule):
+            raise ValueError(
+                "a scripted model cannot be asked twice from one state, so it can be penalized with engine='double_backward' "
+                "only; use that, or hand over the module that was scripted"
+            )
         copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
         buffers = {place: copies[name] for place, name in self.places.items()}
-        with self._same_start(), mode or nullcontext():
+        start = Draws(self.draws) if self.before is None else _rewound(self.inner, *self.before)
+        attention = attention_written_out() if self.traced else nullcontext()
+        with start, attention, mode or nullcontext():
             outputs: Tensor = torch.func.functional_call(self.inner, buffers, (x,), tie_weights=False)
         return outputs
-
-    def _same_start(self) -> AbstractContextManager[Any]:
-        if self.before is not None:
-            return _rewound(self.inner, *self.before)
-        return ReplayDraws(self.draws) if self.draws else nullcontext()
 
 
 @contextmanager
@@ -109,53 +110,3 @@ def _rewound(model: nn.Module, before: RandomState, held: HeldBuffers) -> Iterat
     finally:
         after.restore()
         held_now.put_back()
-
-
-DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
-DRAWS = (torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.bernoulli)
-
-
-class RecordDraws(TorchFunctionMode):
-    """Remembers the random draws of a pass. Dropout becomes a product with a mask, which is what is remembered."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.draws: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in DROPOUTS:
-            input, p, training = _dropout_arguments(*args, **kwargs)
-            if not training:
-                return input
-            self.draws.append(func(torch.ones_like(input), p, True))
-            return input * self.draws[-1]
-        if func in DRAWS:
-            self.draws.append(func(*args, **kwargs))
-            return self.draws[-1]
-        return func(*args, **kwargs)
-
-
-class ReplayDraws(TorchFunctionMode):
-    """Hands out the draws of :class:`RecordDraws` once more, in the same order."""
-
-    def __init__(self, draws: list[Tensor]) -> None:
-        super().__init__()
-        self.draws, self.used = draws, 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in DROPOUTS:
-            input, _, training = _dropout_arguments(*args, **kwargs)
-            return input * self._next() if training else input
-        return self._next() if func in DRAWS else func(*args, **kwargs)
-
-    def _next(self) -> Tensor:
-        self.used += 1
-        return self.draws[self.used - 1]
-
-
-def _dropout_arguments(
-    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> tuple[Tensor, float, bool]:
-    return input, p, training

@@ -39,7 +39,10 @@ class Verdict:
 
 
 def culprits(model: nn.Module, images: Tensor) -> list[Verdict]:
-    """The innermost modules that fail in either way, each with what is wrong; empty for a model without trouble."""
+    """The innermost modules that fail in either way, each with what is wrong; empty for a model without trouble.
+
+    Scripted modules cannot be called on their own, and are not looked into.
+    """
     inner = without_compilation(unwrapped(model))
     with untouched(inner, images.device, frozen=False), torch.autocast(images.device.type, enabled=False):
         calls = _record_calls(inner, images)
@@ -67,7 +70,8 @@ def _record_calls(model: nn.Module, images: Tensor) -> dict[nn.Module, Call]:
             detached = tuple(_detached(a) for a in args)
             calls[module] = (module, detached, {name: _detached(a) for name, a in kwargs.items()})
 
-    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in model.modules()]
+    own = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in own]
     try:
         with torch.no_grad():
             model(images.detach())

@@ -119,14 +119,12 @@ def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dty
     if dim is None:
         return NotImplemented  # type: ignore[no-any-return]
     x = widened(input if dtype is None else input.to(dtype))
-    return _as_native(x - log_sum_exp(x, dim).unsqueeze(dim), input if dtype is None else x)
+    return _as_native(x - log_sum_exp(x, dim, keepdim=True), input if dtype is None else x)
 
 
 def logsumexp(input: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
-    if not isinstance(dim, int):
-        return NotImplemented  # type: ignore[no-any-return]
-    result = log_sum_exp(widened(input), dim)
-    return _as_native(result.unsqueeze(dim) if keepdim else result, input)
+    dims = dim if isinstance(dim, int) else tuple(dim)
+    return _as_native(log_sum_exp(widened(input), dims, keepdim), input)
 
 
 def cross_entropy(
@@ -139,17 +137,27 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Classes along dimension 1 of a (B, k) input; rarer options are left to the native one."""
-    legacy = size_average is not None or reduce is not None
-    if legacy or weight is not None or ignore_index != -100 or input.dim() != 2:
-        return NotImplemented  # type: ignore[no-any-return]
-    log_p = log_softmax(widened(input), 1)
+    """-log p of the labels. As in the native one, a mean over labels is weighted, and ignored ones do not count."""
+    if size_average is not None or reduce is not None:
+        reduction = torch.nn._reduction.legacy_get_string(size_average, reduce, emit_warning=False)
+    dim = min(1, input.dim() - 1)  # of the classes
+    log_p = log_softmax(widened(input), dim)
+    classes = log_p.shape[dim]
+    weights = log_p.new_ones(classes) if weight is None else weight
+    weighted = log_p * weights.view(classes, *[1] * (log_p.dim() - dim - 1))
     if target.is_floating_point():
-        targets = target * (1 - label_smoothing) + label_smoothing / input.shape[1]
-        losses = -(targets * log_p).sum(1)
-    else:
-        losses = -log_p.gather(1, target[:, None])[:, 0] * (1 - label_smoothing) - label_smoothing * log_p.mean(1)
-    return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+        targets = target * (1 - label_smoothing) + label_smoothing / classes
+        losses = -(targets * weighted).sum(dim)
+        return losses if reduction == "none" else losses.mean() if reduction == "mean" else losses.sum()
+    counted = target != ignore_index
+    index = target.where(counted, 0)
+    losses = -weighted.gather(dim, index.unsqueeze(dim)).squeeze(dim)
+    if label_smoothing:  # else a class that is ruled out, with a logit of minus infinity, would make 0 times that
+        losses = (1 - label_smoothing) * losses - label_smoothing / classes * weighted.sum(dim)
+    losses = losses * counted
+    if reduction == "none":
+        return losses
+    return losses.sum() / (weights[index] * counted).sum() if reduction == "mean" else losses.sum()
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
@@ -228,12 +236,15 @@ SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.rms_norm: rms_norm,
     F.softmax: softmax,
     torch.softmax: _plain_softmax,
+    torch.special.softmax: _plain_softmax,
     Tensor.softmax: _plain_softmax,
     F.softmin: softmin,
     F.log_softmax: log_softmax,
     torch.log_softmax: _plain_log_softmax,
+    torch.special.log_softmax: _plain_log_softmax,
     Tensor.log_softmax: _plain_log_softmax,
     torch.logsumexp: logsumexp,
+    torch.special.logsumexp: logsumexp,
     Tensor.logsumexp: logsumexp,
     F.cross_entropy: cross_entropy,
     F.silu: silu,

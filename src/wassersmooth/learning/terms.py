@@ -25,13 +25,14 @@ class Objective(ABC):
 
     One call moves the random state and the model's buffers as one plain forward pass would (an objective that draws noise
     of its own takes it from ``generator``, or else from torch's global one). Modes, flags and gradients stay as they are.
+    Images are constants: no gradient flows back into them.
     """
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Terms:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)"""
         self.examine(model, images, labels)
         with torch.enable_grad():
-            loss, penalty = self.loss_and_penalty(model, images, labels, generator)
+            loss, penalty = self.loss_and_penalty(model, images.detach(), labels, generator)
             return Terms(loss, penalty, loss + penalty)
 
     def __repr__(self) -> str:

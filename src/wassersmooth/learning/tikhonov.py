@@ -132,7 +132,7 @@ def _thrice_differentiable(model: nn.Module, x: Tensor) -> Tensor:
     The side effects are those of the model's own pass, which is made first.
     """
     passes = Passes(model, x)
-    passes.first(x)
+    passes.first(x)  # not under no_grad, though its graph is not used: DDP then would not average the gradients
     return passes.again(x, written_out())
 
 

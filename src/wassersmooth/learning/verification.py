@@ -1,13 +1,15 @@
 """The first batch of a model in forward mode: is it exact there?
 
-Forward mode can be silently wrong in kernels that nobody has checked. Models made of parts that have been checked pass at
-once; any other is compared with double backward on a few images of its first batch, and refused by name if it differs.
+Forward mode can be silently wrong in kernels that nobody has checked. Models made of parts that have been checked, with a
+loss of this library, pass at once; any other is compared with double backward on a few images of its first batch, and refused
+by name if it differs.
 """
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from wassersmooth.learning.objectives import GradientPenalty
 
 IMAGES = 8  # of the first batch: enough for every operator to be seen
-TOLERANCE = {torch.float32: 2e-2, torch.float64: 1e-5}  # tf32 convolutions are allowed to be as wrong as they are
+TOLERANCE = {torch.float32: 2e-2, torch.float64: 1e-5}  # what counts as exact; tf32 convolutions may be as wrong as they are
 
 # Checked against central differences in tests/learning.
 KNOWN: tuple[type[nn.Module], ...] = (
@@ -39,7 +41,9 @@ KNOWN: tuple[type[nn.Module], ...] = (
     *(nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.modules.linear.NonDynamicallyQuantizableLinear),
 )
 
-_seen: WeakKeyDictionary[nn.Module, set[tuple[bool, ...]]] = WeakKeyDictionary()
+Case = tuple[tuple[bool, ...], Callable[[], object]]  # the modes of all modules, and a reference to the loss
+
+_seen: weakref.WeakKeyDictionary[nn.Module, list[Case]] = weakref.WeakKeyDictionary()
 
 
 def known_to_be_exact(model: nn.Module) -> bool:
@@ -48,15 +52,19 @@ def known_to_be_exact(model: nn.Module) -> bool:
 
 
 def once(objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Tensor) -> None:
-    """Compares on the first batch in each train/eval mode; raises with the name of the culprit."""
-    if torch.compiler.is_compiling() or (images.is_cuda and torch.cuda.is_current_stream_capturing()):
+    """Compares on the first batch in each train/eval mode, and with each loss of one's own; raises with the culprit's name."""
+    if _checks.recording(images):
         return
     inner = unwrapped(model)
+    ours = isinstance(objective.loss, str)
+    if ours and known_to_be_exact(inner):
+        return
     modes = tuple(module.training for module in inner.modules())
-    if modes in _seen.get(inner, set()) or known_to_be_exact(inner):
+    loss = str if ours else getattr(objective.loss, "__code__", objective.loss)  # a lambda may be made anew in every step
+    if any(seen == modes and reference() is loss for seen, reference in _seen.get(inner, [])):
         return
     compare(objective, inner, images[:IMAGES], labels[:IMAGES])
-    _seen.setdefault(inner, set()).add(modes)
+    _seen.setdefault(inner, []).append((modes, _reference(loss)))
 
 
 def compare(objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Tensor) -> Gap:
@@ -65,7 +73,7 @@ def compare(objective: GradientPenalty, model: nn.Module, images: Tensor, labels
     try:
         received = agreement.parameter_gradients(objective, model, images, labels)
     except RuntimeError as error:
-        raise _refusal(model, images, f"does not run: {_checks.first_line(error)}") from error
+        raise _refusal(objective, model, images, f"does not run ({_checks.first_line(error)})") from error
     try:
         exact = agreement.parameter_gradients(objective, model, images, labels, DoubleBackward())
     except RuntimeError:  # forward mode runs and double backward does not: fall back on what always does
@@ -73,17 +81,26 @@ def compare(objective: GradientPenalty, model: nn.Module, images: Tensor, labels
         tolerance = max(tolerance, 0.05)
     found = agreement.gap_between(received, exact)
     if max(found.relative, found.worst_relative) > tolerance:
-        raise _refusal(model, images, f"is off by {100 * found.relative:.2g} % (most in {found.worst})")
+        raise _refusal(objective, model, images, f"is off by {100 * found.relative:.3g} % (most in {found.worst})")
     return found
 
 
-def _refusal(model: nn.Module, images: Tensor, symptom: str) -> ValueError:
+def _refusal(objective: GradientPenalty, model: nn.Module, images: Tensor, symptom: str) -> ValueError:
     guilty = [verdict for verdict in second_order.culprits(model, images) if verdict.forward_mode]
-    names = "; ".join(f"{verdict}: {verdict.forward_mode}" for verdict in guilty) or "not found among its modules"
+    elsewhere = "code between its modules" if isinstance(objective.loss, str) else "none of its modules, but perhaps the loss"
+    names = "; ".join(f"{verdict}: {verdict.forward_mode}" for verdict in guilty) or elsewhere
     return ValueError(
         f"engine='forward_mode' {symptom} for this model. Culprit: {names}. "
         "Use engine='double_backward' or 'finite_difference', or write that part out from elementary operations"
     )
+
+
+def _reference(loss: object) -> Callable[[], object]:
+    """Not to be kept alive, since it may hold the model, which would then live as long as its entry."""
+    try:
+        return weakref.ref(loss)
+    except TypeError:  # a class with slots
+        return lambda: loss
 
 
 def _hooked(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from wassersmooth.robustness.findings import Finding, comparison, percent
 from wassersmooth.robustness.intervals import beats, wilson
 from wassersmooth.robustness.measurement import Measurement, Perturbation
 from wassersmooth.robustness.noise import sign_noise
+from wassersmooth.robustness.report import FEWEST
 from wassersmooth.robustness.suites import AUTOATTACK_LEVELS, Limits
 
 LEVELS = (8, 25, 64)  # sizes of the probes in 1/255; the next one only where no attack of the last one was decisive
@@ -26,6 +27,7 @@ NOISE_DRAWS = 10
 SMOOTHING = 8 / 255  # how far the smoothed copy of the model looks around
 SMOOTHING_DRAWS = 4
 NEAR_100 = 95.0  # an unbounded attack below this, interval included, is said to fail
+ONE = 5e-3  # how far from 1 probabilities may sum to: what rounding to bfloat16 leaves of them
 BROKEN_SHARE = 5.0  # percent of images without a usable gradient, interval included, that chance does not explain
 
 
@@ -46,7 +48,8 @@ class MaskingChecks:
 
     def run(self) -> list[Finding]:
         """All findings, each kind once; the probes behind them stay in ``probes``."""
-        found = self.one_step_beats_many("fgsm_8_normalized", "ifgsm20_8_normalized") + self.broken_gradients()
+        found = self.probabilities_for_logits()
+        found += self.one_step_beats_many("fgsm_8_normalized", "ifgsm20_8_normalized") + self.broken_gradients()
         for levels in LEVELS:
             found += self.compare_attacks(levels)
             strongest = max(percent(wrong) for name, wrong in self._attacks(levels).items())
@@ -112,6 +115,22 @@ class MaskingChecks:
                 evidence = f"the gradient is {text} on {share:.1f} % of {self.count} images (interval {low:.1f} to {high:.1f})"
                 found.append(Finding(name, evidence, {"share": share, "low": low, "high": high}))
         return found
+
+    def probabilities_for_logits(self) -> list[Finding]:
+        """Outputs of a softmax: gradients vanish in it where it is sure, and the cross-entropy takes another one of them."""
+
+        def is_distribution(images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+            with torch.no_grad():
+                outputs = scores(self.measurement.model, images).float()
+            return (outputs >= 0).all(1) & ((outputs.sum(1) - 1).abs() <= ONE)
+
+        if self.count < FEWEST or not self.measurement.collect("probabilities", is_distribution, self.count).all():
+            return []
+        evidence = (
+            f"the outputs are at least 0 and sum to 1 on all of {self.count} images, as after a softmax, which flattens what "
+            "attacks climb, so that errors may be far too low; return logits, or the logarithm of these outputs"
+        )
+        return [Finding("probabilities_for_logits", evidence, {"images": float(self.count)})]
 
     def saturated_softmax(self, levels: int) -> list[Finding]:
         """The cross-entropy has no gradient where the softmax is 1 to rounding; a margin loss then finds more.

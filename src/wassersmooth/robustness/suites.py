@@ -108,18 +108,28 @@ def _standard(height: int, width: int) -> list[Row]:
     found = [Row(f"pgd20_margin_{255 * a.epsilon:g}_pixel", a, repr(a), a.epsilon, "pixel", "linf") for a in margin]
     l2 = PGD(0.5, 0.1, 20, norm="l2", loss="margin")
     found.append(Row("pgd20_l2_0.5_pixel", l2, repr(l2), l2.epsilon, "pixel", "l2"))
-    metric = Wasserstein(PixelGraph.grid(height, width, radius=2))
-    transport = WassersteinPGD(metric, 0.5, 20, loss="margin")
-    found.append(Row("wasserstein20_0.5_unit_r2", transport, repr(transport), 0.5, "unit scale, radius 2", "wasserstein"))
+    along_edges = _transport(height, width)
+    found += along_edges[:1]
     for levels in (8, 25):
         found.append(_of_size(f"noise_{levels}_pixel", variations.sign_noise, levels / 255, f"+-{levels}/255 at random"))
     found.append(_of_size("gaussian_noise_0.1", variations.gaussian_noise, 0.1, "white noise of standard deviation 0.1"))
+    return found + along_edges[1:] + _deformations()
 
-    def wasserstein_noise(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+
+def _transport(height: int, width: int) -> list[Row]:
+    """An attack and a noise that move mass between pixels; a single pixel has nowhere to move it, and no such rows."""
+    if height * width == 1:
+        return []
+    metric = Wasserstein(PixelGraph.grid(height, width, radius=2))
+    attack = WassersteinPGD(metric, 0.5, 20, loss="margin")
+
+    def noise(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         return variations.metric_noise(images, metric, 0.1, generator)
 
-    found.append(Row("wasserstein_noise_0.1", wasserstein_noise, f"noise of root mean square 0.1 along {metric!r}"))
-    return found + _deformations()
+    return [
+        Row("wasserstein20_0.5_unit_r2", attack, repr(attack), 0.5, "unit scale, radius 2", "wasserstein"),
+        Row("wasserstein_noise_0.1", noise, f"noise of root mean square 0.1 along {metric!r}"),
+    ]
 
 
 def _deformations() -> list[Row]:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-_known: dict[str, Callable[..., Any]] = {}
+MOST = 32  # a session that goes through many models need not keep them all; those in use are kept by their users
+
+_known: dict[str, Callable[..., Any]] = {}  # those asked for last are last
 
 
 def shared(plain: fx.GraphModule, form: object, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
@@ -21,9 +23,11 @@ def shared(plain: fx.GraphModule, form: object, compile: Callable[[], Callable[.
         compile: differentiates and compiles, which takes from seconds to a minute.
     """
     key = _fingerprint(plain) + repr(form)
-    if key not in _known:
-        _known[key] = compile()
-    return _known[key]
+    found = _known.pop(key, None)
+    _known[key] = found = compile() if found is None else found
+    if len(_known) > MOST:
+        del _known[next(iter(_known))]
+    return found
 
 
 def _fingerprint(graph: fx.GraphModule) -> str:

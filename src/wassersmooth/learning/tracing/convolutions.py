@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from wassersmooth.learning.tracing.tangent_rules import sum_of
 from wassersmooth.own_operators import register
 
 aten = torch.ops.aten
@@ -190,31 +189,6 @@ def _constants(a: Tensor, sizes: dict[str, int], cut: Blocks) -> dict[str, Any]:
 
 def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)
-
-
-def plain_weight_gradient(
-    inputs: list[Tensor], gradients: list[Tensor], size: list[int], stride: list[int], padding: list[int], dilation: list[int]
-) -> Tensor:
-    """:func:`weight_gradient` in plain torch."""
-    settings = (None, stride, padding, dilation, False, [0, 0], 1, [False, True, False])
-    weight = _empty(inputs[0], size)
-    terms = [aten.convolution_backward(d, a, weight, *settings)[1] for a, d in zip(inputs, gradients, strict=True)]
-    return sum_of(terms)
-
-
-def plain_forward(a: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
-    """:func:`forward` in plain torch."""
-    result: Tensor = aten.convolution(a, weight, None, stride, padding, dilation, False, [0, 0], 1)
-    return result
-
-
-def plain_input_gradient(
-    d: Tensor, weight: Tensor, input_size: list[int], stride: list[int], padding: list[int], dilation: list[int]
-) -> Tensor:
-    """:func:`input_gradient` in plain torch."""
-    settings = (None, stride, padding, dilation, False, [0, 0], 1, [True, False, False])
-    gradient: Tensor = aten.convolution_backward(d, d.new_empty(input_size), weight, *settings)[0]
-    return gradient
 
 
 def usable(*tensors: Tensor) -> bool:

@@ -33,6 +33,11 @@ def refuse_untraceable(objective: Objective, model: nn.Module) -> None:
             raise ValueError("fast gradients are exact; got engine='finite_difference'; call the objective for that")
     if getattr(getattr(getattr(penalty or objective, "metric", None), "graph", None), "learned", False):
         raise ValueError("fast gradients are for fixed graph weights; got weights that require grad; call the objective")
+    if getattr(getattr(penalty or objective, "eta", None), "requires_grad", False):
+        raise ValueError(
+            "fast gradients are for an eta that is not learned; got one that requires grad; call the objective, or hand over "
+            "eta.detach()"
+        )
     if isinstance(objective, Tikhonov) and (objective.laplacian != "additive" or objective.probes is None):
         raise ValueError(
             "fast gradients of Tikhonov are for laplacian='additive' and a number of probes; "
