@@ -350,12 +350,29 @@ def test_caller_and_functions_without_dependence_on_x(device: str) -> None:
     assert x.grad is None
 
 
-def test_a_velocity_that_creates_mass_is_refused() -> None:
-    """Its length is infinite, so no geodesic has it."""
-    metric = ws.Wasserstein(ws.PixelGraph.grid(3, 3, radius=1))
+@pytest.mark.parametrize("name", ["v", "a", "b"])
+def test_vectors_that_create_mass_are_refused_by_name(name: str) -> None:
+    """Their length is infinite, so no geodesic has them as its velocity: at a and b, for the Hessian and what bends it."""
+    case = OperatorCase(height=3, width=3, batch=1)
+    x, field = torch.ones(case.shape, dtype=torch.float64), field_of(case)
+    vectors = dict(zip("ab", tangents(case, "cpu"), strict=True)) | {name: 0.01 * x}
+    a, b = vectors["a"], vectors["b"]
+    calls = [lambda metric: ws.calculus.exp_map(x, vectors["v"], metric)]
+    if name != "v":
+        calls = [
+            lambda metric: ws.calculus.hessian(field, x, a, b, metric),
+            lambda metric: ws.calculus.christoffel(x, a, b, metric),
+        ]
+    for call in calls:
+        with pytest.raises(ValueError, match=f"^{name} must be a tangent vector.* mass > 0$"):
+            call(case.metric())
+        assert torch.isfinite(call(replace(case, mass=0.1).metric())).all(), "mass may appear there"
+
+
+def test_a_velocity_that_is_not_a_number_is_called_that() -> None:
     x = torch.ones(1, 1, 3, 3, dtype=torch.float64)
-    with pytest.raises(ValueError, match="tangent"):
-        ws.calculus.exp_map(x, 0.01 * x, metric)
+    with pytest.raises(ValueError, match=r"^v must be finite; got nan"):
+        ws.calculus.exp_map(x, x * torch.nan, OperatorCase(height=3, width=3).metric())
 
 
 def test_inference_mode_is_refused_with_the_remedy() -> None:

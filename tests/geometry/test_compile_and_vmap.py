@@ -11,6 +11,7 @@ from tests.compare import TOLERANCE, assert_each_matches, assert_matches
 from tests.operator_case import OperatorCase, over
 
 TRACED = [
+    OperatorCase(neighborhood="disk", radius=1, channels=2),  # few relations: a loop, in place where nobody looks on
     OperatorCase(radius=2, channels=2),
     OperatorCase(radius=4, height=12, width=11),
     OperatorCase(neighborhood="disk", radius=3),

@@ -9,6 +9,7 @@ import wassersmooth as ws
 from tests import oracles
 from tests.compare import TOLERANCE, assert_each_matches, assert_matches, to_numpy
 from tests.operator_case import CASES, PLAIN, OperatorCase, lopsided, over
+from wassersmooth.geometry import stencil
 
 Array = np.ndarray
 
@@ -208,6 +209,18 @@ def test_float32_at_32_pixels(kind: str, neighborhood: str, weight: str, radius:
 def test_float32_at_224_pixels(kind: str, weight: str, radius: int, device: str) -> None:
     """kappa is 4e3 here: one mean per image is not enough, tiles or float64 sums are."""
     check_float32(224, "square", weight, radius, kind, device)
+
+
+@pytest.mark.parametrize(("neighborhood", "weight"), [("disk", "constant"), ("square", "constant"), ("square", "gaussian")])
+@pytest.mark.parametrize("size", [28, 224])
+def test_float32_at_radius_1_is_the_loop_over_edges(size: int, neighborhood: str, weight: str) -> None:
+    """A ramp over a tile is large against its differences from pixel to pixel: sums would lose a digit or two."""
+    graph = ws.PixelGraph.grid(size, size, 1, neighborhood=neighborhood, weight=weight)
+    x, g = float32_problem(size, "ramp")
+    cometric = ws.Wasserstein(graph).cometric(x)
+    u, v = cometric.u.double(), g.double()
+    assert_each_matches(cometric.quad(g), (u * stencil.carre_du_champ_by_edges(graph, v, v)).sum((1, 2, 3)), 2e-7)
+    assert_matches(cometric.mv(g), stencil.apply_by_edges(graph, u, v), 5e-7)
 
 
 def test_float32_quad_of_a_constant_is_not_negative(device: str) -> None:

@@ -165,6 +165,12 @@ def test_bad_images_are_refused(bad: str, words: str) -> None:
         ws.transport.w2(x, y)
 
 
+@pytest.mark.parametrize("metric", ["w2", "l2"])
+def test_interpolation_has_no_derivative_rather_than_a_wrong_one(metric: str) -> None:
+    x, y = cloud(0).requires_grad_(), cloud(1).requires_grad_()
+    assert not ws.transport.interpolate(x, y, 0.2, metric=metric).requires_grad
+
+
 def test_unknown_metric_and_negative_distance_are_refused() -> None:
     x, y = cloud(0), cloud(1)
     with pytest.raises(ValueError, match="w3"):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from wassersmooth import _checks
+from wassersmooth.geometry import stencil
 from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
 from wassersmooth.geometry.operators import Cometric
 from wassersmooth.geometry.randomness import random_signs
@@ -80,9 +81,9 @@ def laplacian_at(
         trace = _exact_trace(cometric, differential, point)
     else:
         signs = [random_signs(x.shape, x, generator) for _ in range(probes)]
-        products = [_dot(cometric.mv(z), _hessian_times(z, differential, point)) for z in signs]
+        products = [stencil.inner(cometric.mv(z), _hessian_times(z, differential, point)) for z in signs]
         trace = torch.stack(products).mean(0)
-    return trace + _dot(beltrami_drift(x, metric), differential) if kind == "beltrami" else trace
+    return trace + stencil.inner(beltrami_drift(x, metric), differential) if kind == "beltrami" else trace
 
 
 def beltrami_drift(x: Tensor, metric: Metric) -> Tensor:
@@ -102,10 +103,8 @@ def christoffel(x: Tensor, a: Tensor, b: Tensor, metric: Metric) -> Tensor:
     Geodesics satisfy x'' + Gamma(x', x') = 0. Not differentiable. # shape: (B, C, H, W)
     """
     cometric = _cometric(metric, x)
-    _checks.like("a", a, x)
-    _checks.like("b", b, x)
     with torch.no_grad():
-        phi_a, phi_b = cometric.solve(a), cometric.solve(b)
+        phi_a, phi_b = _momentum("a", a, cometric), _momentum("b", b, cometric)
         bent = metric.derivative_mv(a, phi_b) + metric.derivative_mv(b, phi_a)
         return (cometric.mv(metric.derivative_quad(phi_a, phi_b)) - bent) / 2
 
@@ -115,7 +114,7 @@ def hessian(f: Function, x: Tensor, a: Tensor, b: Tensor, metric: Metric) -> Ten
     _refuse_to_differentiate(metric, x=x, a=a, b=b)
     bend = christoffel(x, a, b, metric)
     point, differential = _differential(f, x)
-    return _dot(a, _hessian_times(b, differential, point)) - _dot(bend, differential)
+    return stencil.inner(a, _hessian_times(b, differential, point)) - stencil.inner(bend, differential)
 
 
 def log_volume(x: Tensor, metric: Metric) -> Tensor:
@@ -131,14 +130,8 @@ def exp_map(x: Tensor, v: Tensor, metric: Metric, steps: int = 32) -> Tensor:
     """
     steps = _checks.positive_integer("steps", steps)
     cometric = _cometric(metric, x)
-    _checks.like("v", v, x)
-    if not bool(torch.isfinite(cometric.norm_sq(v.detach())).all()):
-        raise ValueError(
-            "v must be a tangent vector, one that moves mass and creates none; got one of infinite length; "
-            "take L.mv(...) or L.sample() of something, subtract the mean of each channel, or use mass > 0"
-        )
     with torch.no_grad():
-        position, momentum = x.detach(), cometric.solve(v.detach())
+        position, momentum = x.detach(), _momentum("v", v, cometric)
         for step in range(steps):
             position, momentum = _runge_kutta(metric, position, momentum, 1 / steps)
             try:
@@ -149,6 +142,18 @@ def exp_map(x: Tensor, v: Tensor, metric: Metric, steps: int = 32) -> Tensor:
                     "use a shorter v, a brighter image or more steps"
                 ) from complaint
         return position
+
+
+def _momentum(name: str, v: Tensor, cometric: Cometric) -> Tensor:
+    """L^+ v, which would leave out what is no tangent vector: that is refused instead."""
+    _checks.like(name, v, cometric.x)
+    _checks.finite(name, v)
+    if not bool(cometric.in_range(v).all()):
+        raise ValueError(
+            f"{name} must be a tangent vector, one that moves mass and creates none; got one of infinite length; "
+            "take L.mv(...) or L.sample() of something, subtract the mean of each channel, or use mass > 0"
+        )
+    return cometric.solve(v)
 
 
 def _runge_kutta(metric: Metric, x: Tensor, p: Tensor, h: float) -> tuple[Tensor, Tensor]:
@@ -226,7 +231,3 @@ def _pull_back(directions: Tensor, differential: Tensor, point: Tensor, batched:
         materialize_grads=True,
     )
     return product
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum((1, 2, 3))

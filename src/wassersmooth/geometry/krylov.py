@@ -6,6 +6,7 @@ They know an operator only by its action, its diagonal and the parts of its kern
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,15 +16,41 @@ from wassersmooth.geometry.randomness import random_signs
 
 Operator = Callable[[Tensor], Tensor]
 
-_RESTARTS = 4
+_ROUNDS = 4
+_DARKEST = 1e-30  # of the brightest: below, conjugate gradients may go wrong without a sign of it
 
 
-def conjugate_gradients(apply: Operator, b: Tensor, diagonal: Tensor, parts: Parts | None, tolerance: float) -> Tensor:
+class Solution(NamedTuple):
+    """``L x = b`` up to the residual ``b - L x``. # shape: (B, C, H, W), each"""
+
+    x: Tensor
+    b: Tensor  # without its part in the kernel
+    residual: Tensor
+    diagonal: Tensor  # of L
+
+    def missed(self) -> Tensor:
+        """By how much of its length b is missed, in the worst channel. # shape: (B,)"""
+        return _ratio(_dot(self.residual, self.residual).sqrt(), _dot(self.b, self.b).sqrt()).amax((1, 2, 3))
+
+    def length(self) -> tuple[Tensor, Tensor]:
+        """b' L^+ b, right to second order in the residual, and its relative error without that. # shape: (B,), (B,)"""
+        length, correction = _dot(self.b, self.x).sum((1, 2, 3)), _dot(self.residual, self.x).sum((1, 2, 3))
+        darkest = torch.where(self.diagonal > 0, self.diagonal, torch.inf).amin((1, 2, 3))
+        lost = (darkest < _DARKEST * self.diagonal.amax((1, 2, 3))) & self.b.flatten(1).any(1)
+        return length + correction, torch.where(lost, 1.0, _ratio(correction, length).abs())
+
+
+def conjugate_gradients(
+    apply: Operator, by_edges: Operator, b: Tensor, diagonal: Tensor, parts: Parts | None, tolerance: float
+) -> Solution:
     """Solves ``apply(x) = b`` by conjugate gradients, preconditioned by the diagonal.
 
     With parts, the kernel is removed from the right-hand side and from the solution. Every channel is a system of its own
-    and stops moving once its residual is below ``tolerance`` of its right-hand side. The residual that the recurrence
-    carries drifts from the true one when pixels differ by many decades, so the method starts again from the true one.
+    and stops moving once its residual is below ``tolerance`` of its right-hand side.
+
+    Where pixels differ by many decades x is large and nearly constant on each bright region: its differences are what
+    counts, and neighbor sums lose them. So the method starts again from the residual that a loop over edges finds, which is
+    iterative refinement. It finds x to rounding; the residual of a rounded x may still be large, and is handed over.
     """
 
     def project(field: Tensor) -> Tensor:
@@ -32,13 +59,14 @@ def conjugate_gradients(apply: Operator, b: Tensor, diagonal: Tensor, parts: Par
     b = project(b)
     scale = torch.where(diagonal > 0, diagonal, 1.0)
     goal = tolerance**2 * _dot(b, b)
-    x = torch.zeros_like(b)
-    for _ in range(_RESTARTS):
+    x, residual = torch.zeros_like(b), b
+    for _ in range(_ROUNDS):
+        x = project(x + _conjugate_gradients(apply, project, residual, scale, goal))
         residual = project(b - apply(x))
         if not bool((_dot(residual, residual) > goal).any()):
             break
-        x = x + _conjugate_gradients(apply, project, residual, scale, goal)
-    return project(x)
+        residual = project(b - by_edges(x))
+    return Solution(x, b, residual, diagonal)
 
 
 def _conjugate_gradients(apply: Operator, project: Operator, r: Tensor, scale: Tensor, goal: Tensor) -> Tensor:

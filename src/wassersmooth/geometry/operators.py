@@ -7,6 +7,7 @@ so every operator carries its own dense reference.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 
 import torch
@@ -17,6 +18,9 @@ from wassersmooth.geometry import components, krylov, stencil
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
 from wassersmooth.geometry.randomness import standard_normal
+
+# How much of a perturbation, of a right-hand side or of a length may be rounding.
+ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-9}
 
 
 class Cometric(ABC):
@@ -53,9 +57,14 @@ class Cometric(ABC):
     def logdet_estimate(self, probes: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """An estimate of :meth:`logdet` for large images, and its standard error. # shape: (B,) and (B,)"""
 
+    def in_range(self, xi: Tensor) -> Tensor:
+        """Whether a perturbation is a tangent vector: those outside the range have no finite length. # shape: (B,)"""
+        _checks.like("xi", xi, self.x)
+        return torch.ones(len(xi), dtype=torch.bool, device=xi.device)
+
     def quad(self, v: Tensor) -> Tensor:
         """The squared length of a covector, v' L v. # shape: (B, C, H, W) -> (B,)"""
-        return _dot(v, self.mv(v))
+        return stencil.inner(v, self.mv(v))
 
     def kappa(self, v: Tensor) -> Tensor:
         """The condition figure of :meth:`quad`: how many times the machine precision its error may be. # shape: (B,)
@@ -65,7 +74,7 @@ class Cometric(ABC):
         """
         _checks.like("v", v, self.x)
         centered = v - v.mean((-2, -1), keepdim=True)
-        size, length = _dot(self.diagonal() * centered, centered), self.quad(v)
+        size, length = stencil.inner(self.diagonal() * centered, centered), self.quad(v)
         return torch.where(size > 0, size / length, 1.0)  # a constant loses nothing
 
     def as_matrix(self) -> Tensor:
@@ -132,7 +141,15 @@ class WeightedLaplacian(Cometric):
         """v' L v = sum over edges of w_ij (v_i - v_j)^2 (u_i + u_j)/2, each edge once (eq. grad_norm). # shape: (B,)"""
         _checks.like("v", v, self.x)
         transported = stencil.quadratic(self.graph, self.u, v)
-        return transported + self.mass * _dot(v, v) if self.mass else transported
+        return transported + self.mass * stencil.inner(v, v) if self.mass else transported
+
+    def rounding(self, v: Tensor) -> Tensor:
+        """How much of :meth:`quad` may come from an error e of a few last places in v: sum diag(L) e^2. # shape: (B,)
+
+        With u s for diag(L), which spares a neighbor sum: sum diag(L) e^2 <= (3/2) sum u s e^2 + 2 quad(e).
+        """
+        error = 8 * torch.finfo(v.dtype).eps * v
+        return stencil.inner(self.u * self.graph.degrees(self.u), error * error)
 
     def diagonal(self) -> Tensor:
         """(u s + w*u)/2, plus the mass term."""
@@ -177,27 +194,43 @@ class WeightedLaplacian(Cometric):
 
     @torch.no_grad()
     def solve(self, b: Tensor) -> Tensor:
-        """L^+ b by preconditioned conjugate gradients in float64. Not differentiable."""
-        _checks.like("b", b, self.x)
-        _checks.finite("b", b)
-        operator = self._double()
-        parts = None if self.mass else operator.parts()
-        tolerance = 1e-12 if b.dtype == torch.float64 else 1e-8
-        solution = krylov.conjugate_gradients(operator.mv, b.double(), operator.diagonal(), parts, tolerance)
-        return solution.to(b.dtype)
+        """L^+ b by preconditioned conjugate gradients in float64. Warns where L times it misses b, by more than 1e-9 of b
+        or, in float32, 1e-5. Not differentiable."""
+        solution = self._solve("b", b)
+        _warn_of("L times the solution", solution.missed(), b.dtype)
+        return solution.x.to(b.dtype)
 
     @torch.no_grad()
     def norm_sq(self, xi: Tensor) -> Tensor:
-        """xi' L^+ xi; infinite where a connected component's mass changes (by more than 1e-9 or, in float32, 1e-5 of
-        what moves in it). Not differentiable."""
-        length = _dot(xi, self.solve(xi))
+        """xi' L^+ xi; infinite outside of :meth:`in_range`. Warns where it may be off by more than 1e-9 of itself or, in
+        float32, 1e-5. Not differentiable."""
+        inside = self.in_range(xi)
+        length, error = self._solve("xi", xi).length()
+        _warn_of("a squared length", torch.where(inside, error, 0.0), xi.dtype)
+        return torch.where(inside, length, torch.inf).to(xi.dtype)
+
+    @torch.no_grad()
+    def in_range(self, xi: Tensor) -> Tensor:
+        """Whether each connected component keeps its mass, up to 1e-9 (float32: 1e-5) of what moves in it. # shape: (B,)"""
+        everything = super().in_range(xi)
         if self.mass:
-            return length
-        parts = self._double().parts()
+            return everything
+        parts = self.parts()
         change, moved = parts.sums(xi.double()).abs(), parts.sums(xi.double().abs())
-        tolerance = 1e-9 if xi.dtype == torch.float64 else 1e-5
-        outside = (change > tolerance * moved).flatten(1).any(1)
-        return torch.where(outside, torch.inf, length)
+        return (change <= ROUNDING[xi.dtype] * moved).flatten(1).all(1)
+
+    def _solve(self, name: str, b: Tensor) -> krylov.Solution:
+        _checks.like(name, b, self.x)
+        _checks.finite(name, b)
+        operator = self._double()
+        return krylov.conjugate_gradients(
+            operator.mv,
+            lambda v: stencil.apply_by_edges(self.graph, operator.u, v) + self.mass * v,
+            b.double(),
+            operator.diagonal(),
+            None if self.mass else operator.parts(),
+            tolerance=1e-12 if b.dtype == torch.float64 else 1e-8,
+        )
 
     def logdet(self) -> Tensor:
         """By Cholesky, after adding the projection on the kernel, whose eigenvalues turn from 0 to 1."""
@@ -264,5 +297,12 @@ class WeightedLaplacian(Cometric):
         return WeightedLaplacian(self.graph, self.x.double(), self.u.double(), self.mass)
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum((1, 2, 3))
+def _warn_of(name: str, error: Tensor, dtype: torch.dtype) -> None:
+    worst = float(error.max())
+    if not worst <= ROUNDING[dtype]:  # nor NaN
+        warnings.warn(
+            f"the relative error of {name} is about {worst:.1e}, where {ROUNDING[dtype]:.0e} was asked for: some pixels are "
+            "too many decades darker than others for float64; lift them, for instance by images.clamp(min=1e-6), or use "
+            "Wasserstein(..., mass=...) with mass > 0",
+            stacklevel=4,  # the caller of the method, past its no_grad
+        )

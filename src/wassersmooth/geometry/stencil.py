@@ -15,7 +15,8 @@ Both expand the differences into neighbor sums (maths section 3),
 
 which costs the same for every radius but loses digits where v is large against its differences. Constants do not matter
 (A kills them), so the image is cut into tiles of a few radii, each with a halo of one radius, and each tile's own mean is
-subtracted first: exact algebra that keeps float32 at the accuracy of the loop over edges, on small and large images.
+subtracted first: exact algebra that keeps float32 at the accuracy of the loop over edges, on small and large images. At
+radius 1 a tile would have to be tiny for that; the loop itself, over four relations or two, is as fast there and is taken.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
 
 _SMALL = 2**16  # elements
+_FEW = 4  # relations, those of radius 1
 
 
 def apply(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
@@ -58,9 +60,14 @@ def quadratic(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     """v' A(u) v = sum_k u_k carre_du_champ(v, v)_k for each image. # shape: (B, C, H, W), both -> (B,)"""
     # The gradient in u is the carre du champ itself: where it is wanted, autograd had better keep it.
     if graph.learned or u.requires_grad or _traced(u, v):
-        return _quadratic_kernel(graph, u, v) if fused.usable(graph, u, v) else _dot(u, carre_du_champ(graph, v, v))
+        return _quadratic_kernel(graph, u, v) if fused.usable(graph, u, v) else inner(u, carre_du_champ(graph, v, v))
     result: Tensor = _Quadratic.apply(graph, u, v)  # type: ignore[no-untyped-call]
     return result
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """The inner product of each pair of images. # shape: (B, C, H, W), both -> (B,)"""
+    return (a * b).sum((1, 2, 3))
 
 
 def _traced(*tensors: Tensor) -> bool:
@@ -69,29 +76,47 @@ def _traced(*tensors: Tensor) -> bool:
 
 
 def apply_by_edges(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
-    """A(u) v by a loop over the relations: the slow twin, and the way to gradients in the weights."""
-    total = torch.zeros_like(v)
+    """A(u) v by a loop over the relations: a slow twin where they are many, and the way to gradients in weights."""
+    total, add = torch.zeros_like(v), _adding_to_ends(u, v)
     for offset, weight in graph.weighted_offsets(v):
         (u_i, u_j), (v_i, v_j) = edge_ends(u, offset), edge_ends(v, offset)
-        flow = weight * (u_i + u_j) / 2 * (v_i - v_j)
-        total = total + spread_to_ends(flow, -flow, offset)
+        flow = weight / 2 * (u_i + u_j) * (v_i - v_j)
+        total = add(total, flow, -flow, offset)
     return total
 
 
 def carre_du_champ_by_edges(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
-    """The carre du champ by a loop over the relations: the slow twin, and the way to gradients in the weights."""
-    total = torch.zeros_like(p)
+    """The carre du champ by a loop over the relations: a slow twin where they are many, and the way to gradients in weights."""
+    total, add = torch.zeros_like(p), _adding_to_ends(p, q)
     for offset, weight in graph.weighted_offsets(p):
-        (p_i, p_j), (q_i, q_j) = edge_ends(p, offset), edge_ends(q, offset)
-        product = weight / 2 * (p_i - p_j) * (q_i - q_j)
-        total = total + spread_to_ends(product, product, offset)
+        p_i, p_j = edge_ends(p, offset)
+        difference = p_i - p_j
+        product = weight / 2 * difference * (difference if p is q else torch.sub(*edge_ends(q, offset)))
+        total = add(total, product, product, offset)
     return total
+
+
+def _adding_to_ends(*fields: Tensor) -> Callable[[Tensor, Tensor, Tensor, tuple[int, int]], Tensor]:
+    """How to add to both ends of the edges of a relation: in place where no derivative is recorded, in a third of the time."""
+
+    def anew(total: Tensor, first: Tensor, second: Tensor, offset: tuple[int, int]) -> Tensor:
+        return total + spread_to_ends(first, second, offset)
+
+    def in_place(total: Tensor, first: Tensor, second: Tensor, offset: tuple[int, int]) -> Tensor:
+        at_first, at_second = edge_ends(total, offset)
+        at_first.add_(first)
+        at_second.add_(second)
+        return total
+
+    return anew if torch.is_grad_enabled() or _traced(*fields) else in_place
 
 
 def _apply_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     if fused.usable(graph, u, v):
         applied: Tensor = fused.apply(u, v, graph.stencil.rows, graph.stencil.columns)
         return applied
+    if len(graph.offsets) <= _FEW:
+        return apply_by_edges(graph, u, v)
     tiles, dtype = _Tiling(graph), v.dtype
     u, v = tiles.widen(u), tiles.widen(v)
     s, u, v = tiles.degrees(v), tiles.cut(u), tiles.cut_centered(v)
@@ -104,7 +129,7 @@ def _quadratic_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     if fused.usable(graph, u, v):
         lengths: Tensor = fused.quad(u, v, graph.stencil.rows, graph.stencil.columns)
         return lengths
-    return _dot(u, _carre_kernel(graph, v, v))
+    return inner(u, _carre_kernel(graph, v, v))
 
 
 def _scaled_apply(graph: PixelGraph, factor: Tensor, u: Tensor, v: Tensor) -> Tensor:
@@ -119,6 +144,8 @@ def _carre_kernel(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
     if fused.usable(graph, p, q):
         products: Tensor = fused.carre_du_champ(p, q, graph.stencil.rows, graph.stencil.columns)
         return products
+    if len(graph.offsets) <= _FEW:
+        return carre_du_champ_by_edges(graph, p, q)
     tiles, dtype, same = _Tiling(graph), p.dtype, p is q
     p, q = tiles.widen(p), tiles.widen(q)
     s, p = tiles.degrees(p), tiles.cut_centered(p)
@@ -264,7 +291,7 @@ class _Quadratic(_Bilinear):
     @staticmethod
     def jvp(ctx: Any, _: None, u_tangent: Tensor | None, v_tangent: Tensor | None) -> Tensor:
         u, v = ctx.saved_tensors
-        along_u, along_v = (lambda t: quadratic(ctx.graph, t, v)), (lambda t: 2 * _dot(u, carre_du_champ(ctx.graph, v, t)))
+        along_u, along_v = (lambda t: quadratic(ctx.graph, t, v)), (lambda t: 2 * inner(u, carre_du_champ(ctx.graph, v, t)))
         return _product_rule(along_u, u_tangent, along_v, v_tangent)
 
 
@@ -278,7 +305,3 @@ def _product_rule(in_first: Along, first_tangent: Tensor | None, in_second: Alon
         return in_first(first_tangent)
     second = in_second(second_tangent)
     return second if first_tangent is None else in_first(first_tangent) + second
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum((1, 2, 3))

@@ -29,12 +29,13 @@ def w2(x: Tensor, y: Tensor) -> Tensor:
     return torch.tensor(distances, dtype=x.dtype, device=x.device)
 
 
+@torch.no_grad()
 def interpolate(x: Tensor, y: Tensor, distance: float, metric: str = "w2") -> Tensor:
     """The image at a given distance from x on the way to y.
 
     With ``metric="l2"`` the way is the straight line. With ``"w2"`` every bit of mass travels along its optimal route and is
     shared among the four pixels around the point it has reached; each channel keeps the mass it has in x. How far to go is
-    found by bisection on the exact distance. A distance beyond y is refused. # shape: (B, C, H, W)
+    found by bisection on the exact distance. A distance beyond y is refused. Not differentiable. # shape: (B, C, H, W)
     """
     _checks.choice("metric", metric, METRICS)
     distance = _checks.non_negative_number("distance", distance)

@@ -93,16 +93,24 @@ class Unsquared:
 
 @dataclass(frozen=True)
 class Length:
-    """The root of another norm's squares. Where that is zero its derivative is: no direction is longer than another."""
+    """The root of another norm's squares. Where that is zero its derivative is: no direction is longer than another.
+
+    A norm may say by ``rounding(v)`` how large a square can come from nothing but the rounding of v: up to there it is zero,
+    and what its :meth:`mv` would give is no direction.
+    """
 
     norm: CovectorNorm
 
     def quad(self, v: Tensor) -> Tensor:
         square = self.norm.quad(v)
-        return square.clamp_min(torch.finfo(square.dtype).tiny).sqrt()
+        rounding = self.norm.rounding(v) if hasattr(self.norm, "rounding") else 0.0
+        zero = square - rounding <= torch.finfo(square.dtype).tiny  # a difference: infinity and NaN are not
+        return torch.where(zero, 1.0, square).sqrt() * ~zero
 
     def mv(self, v: Tensor) -> Tensor:
-        return self.norm.mv(v) / (2 * self.quad(v)).view(-1, 1, 1, 1)
+        length = self.quad(v)
+        zero = length == 0
+        return self.norm.mv(v) * (~zero / (2 * torch.where(zero, 1.0, length))).view(-1, 1, 1, 1)
 
 
 class SquaredL1:
