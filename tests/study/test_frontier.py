@@ -7,6 +7,7 @@ import math
 import random
 import re
 import statistics
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from wassersmooth.cli import main
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.robustness.suites import FRONTIER
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.frontier import comparison, questions
+from wassersmooth.study.frontier import comparison, gathering, questions
 from wassersmooth.study.frontier.aims import Aim, aims
 from wassersmooth.study.frontier.comparison import Difference, Noise, at_equal_clean, at_equal_strength
-from wassersmooth.study.frontier.gathering import Frontier, gather, marked, united
+from wassersmooth.study.frontier.gathering import Frontier, gather, marked, row_of, united
 from wassersmooth.study.frontier.page import page_text, write_page
 from wassersmooth.study.frontier.points import THREATS, Point, base_variant, chosen, fronts, points_of
 from wassersmooth.study.regularizers import KINDS, Regularizer
+from wassersmooth.study.runs import Run
 from wassersmooth.study.screen import Screen
 
 ROOT = Path(__file__).parent.parent.parent
@@ -152,6 +154,31 @@ def test_another_suite_adds_its_measures_and_more_images_win(tmp_path: Path) -> 
     assert row["verdict"] == "masked: made up"
     assert united(row, before)["verdict"] == "masked: made up"
     assert united(row, before | {"model_sha256": "other weights"})["errors"] == before["errors"]
+
+
+def test_what_another_process_adds_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second process that comes while the first is at work waits for it, and sees what it has stored."""
+    results = tmp_path / "frontier.json"
+    fake_run(tmp_path / "first", "none")
+    more = fake_run(tmp_path / "again", "none")
+    add_autoattack(more, 99.0)
+    fake_run(tmp_path / "second", "none", seed=1)
+    gather([tmp_path / "first"], results, SILENT)
+    others: list[threading.Thread] = []
+
+    def slow(run: Run) -> dict[str, Any]:
+        if not others:
+            others.append(threading.Thread(target=gather, args=([tmp_path / "again"], results, SILENT)))
+            others[0].start()
+            others[0].join(timeout=0.5)  # it would be done by now if nobody held it up
+        return row_of(run)
+
+    monkeypatch.setattr(gathering, "row_of", slow)
+    gather([tmp_path / "second"], results, SILENT)
+    others[0].join()
+    found = {row["seed"]: row["errors"] for row in Frontier.at(results).rows}
+    assert sorted(found) == [0, 1]
+    assert found[0]["autoattack_8_pixel"] == 99.0
 
 
 def test_runs_that_are_not_ready_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -444,6 +471,27 @@ def test_flips_are_held_against_the_papers(tmp_path: Path, flips: float, verdict
     assert not [
         a for a in aims(points_of(Frontier.at(tmp_path / "frontier.json").rows), "digits") if a.hope.startswith("Flips")
     ]
+
+
+@pytest.mark.parametrize(
+    ("horizontal", "vertical", "verdict"),
+    [
+        ((6.0, 0.01), (7.4, 0.6), "within chance"),  # the larger gap is the clear one, and the other may be chance
+        ((6.7, 0.01), (8.4, 0.8), "not reached"),  # the smaller one is clear
+        ((6.0, 0.01), (7.4, 0.01), "reached"),
+    ],
+)
+def test_both_axes_have_to_be_steady(
+    tmp_path: Path, horizontal: tuple[float, float], vertical: tuple[float, float], verdict: str
+) -> None:
+    place = fake_run(tmp_path, "euclidean:eta=0.5")
+    axes = {"horizontal": horizontal, "vertical": vertical}
+    intervals = {f"flips_{axis}": [mean - 1.96 * error, mean + 1.96 * error] for axis, (mean, error) in axes.items()}
+    record = json.loads((place / "evaluation.json").read_text())
+    record |= {"flips": {axis: mean for axis, (mean, _) in axes.items()}, "intervals": record["intervals"] | intervals}
+    (place / "evaluation.json").write_text(json.dumps(record))
+    gather([tmp_path], tmp_path / "frontier.json", SILENT)
+    assert aim(tmp_path / "frontier.json", "Flips").verdict == verdict
 
 
 def test_flips_of_a_point_that_is_not_steady_on_validation_images_do_not_count(tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -19,7 +19,7 @@ from wassersmooth import cli
 from wassersmooth.study import data
 from wassersmooth.study.config import Data, Model
 from wassersmooth.study.models import build
-from wassersmooth.study.runs import Run
+from wassersmooth.study.runs import runs_in
 
 CODE = """
 import torch, wassersmooth as ws
@@ -73,7 +73,8 @@ def test_what_is_measured_is_the_model_as_it_was_trained(here: Path, factory: st
     assert (
         evaluate(f"their_models:{factory}", "--weights", "best.safetensors", "--dataset", str(stripes), "--suite", "paper") == 0
     )
-    run = Run.at(here / "runs" / "own" / f"their_models-{factory}-best")
+    (run,) = runs_in(here / "runs" / "own")
+    assert run.name.startswith(f"their_models-{factory}-best-")
     part = data.load(Data(str(stripes))).test
     torch.testing.assert_close(run.load_model()(part.images), model(part.images))
     found = run.evaluation()
@@ -84,29 +85,55 @@ def test_what_is_measured_is_the_model_as_it_was_trained(here: Path, factory: st
     assert f"| clean | {expected.errors['clean']:.1f} |" in page
 
 
-def test_nothing_is_measured_twice_and_other_weights_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_measured_twice_and_nothing_is_replaced(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other weights of the same name, and the same ones on other data, have a folder of their own."""
     stripes = stripes_file(here)
     model = trained("bare", stripes)
-    asked = (
-        "their_models:bare",
-        "--weights",
-        "best.safetensors",
-        "--dataset",
-        str(stripes),
-        "--suite",
-        "quick",
-        "--output",
-        "mine",
-    )
-    safetensors.torch.save_file(model.state_dict(), here / "best.safetensors")
-    assert (evaluate(*asked), evaluate(*asked)) == (0, 0)
-    assert "their_models-bare-best: measured before" in capsys.readouterr().out
-    first = json.loads((here / "mine" / "their_models-bare-best" / "evaluation.json").read_text())
-    nn.init.zeros_(next(model.parameters()))
-    safetensors.torch.save_file(model.state_dict(), here / "best.safetensors")
-    assert evaluate(*asked) == 0
-    second = json.loads((here / "mine" / "their_models-bare-best" / "evaluation.json").read_text())
-    assert first["model_sha256"] != second["model_sha256"]
+    for place, factor in (("a", 1.0), ("b", -1.0)):
+        (here / place).mkdir()
+        changed = {name: factor * tensor for name, tensor in model.state_dict().items()}
+        safetensors.torch.save_file(changed, here / place / "best.safetensors")
+    other = here / "other.npz"
+    other.write_bytes(stripes.read_bytes())
+
+    def measured(place: str, images: Path) -> str:
+        """The name that is shown, and what else is said of it."""
+        asked = ("--weights", f"{place}/best.safetensors", "--dataset", str(images), "--suite", "quick", "--output", "mine")
+        assert evaluate("their_models:bare", *asked) == 0
+        return capsys.readouterr().out
+
+    first = measured("a", stripes)
+    assert ": measured before" not in first + measured("b", stripes) + measured("a", other)
+    runs = runs_in(here / "mine")
+    assert len(runs) == 3
+    clean = {run.evaluation()["errors"]["clean"] for run in runs}
+    assert len(clean) == 2  # of two models
+    assert ": measured before" in measured("a", stripes)
+    assert len(runs_in(here / "mine")) == 3
+
+
+@pytest.mark.parametrize("change", ["module.", "_orig_mod.", "half"])
+def test_weights_of_wrapped_and_of_halved_models_fit(here: Path, change: str) -> None:
+    stripes = stripes_file(here)
+    model = trained("bare", stripes).half().float()
+    state = {name: tensor.half() for name, tensor in model.state_dict().items()} if change == "half" else model.state_dict()
+    prefix = "" if change == "half" else change
+    safetensors.torch.save_file({f"{prefix}{name}": tensor for name, tensor in state.items()}, here / "best.safetensors")
+    asked = ("--weights", "best.safetensors", "--dataset", str(stripes), "--suite", "quick")
+    assert evaluate("their_models:bare", *asked) == 0
+    images = torch.rand(2, *data.load(Data(str(stripes))).shape)
+    (run,) = runs_in(here / "runs" / "own")
+    torch.testing.assert_close(run.load_model()(images), model(images))
+
+
+def test_what_is_to_be_known_of_the_data_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images, labels = np.zeros((40, 8, 8), np.uint8), np.arange(40) % 2
+    images[:, 2:5] = 1
+    np.savez(here / "dark.npz", images=images, labels=labels)
+    assert evaluate("their_models:bare", "--dataset", "dark.npz", "--suite", "quick") == 0
+    shown = capsys.readouterr().out
+    assert "dark.npz has no test images" in shown
+    assert "nearly black" in shown
 
 
 def test_without_weights_they_are_those_of_the_factory(here: Path) -> None:
@@ -127,6 +154,7 @@ def test_without_weights_they_are_those_of_the_factory(here: Path) -> None:
         (["their_models:bare", "--dataset", "STRIPES", "--weights", "other.safetensors"], "holds another model: .* differ"),
         (["their_models:narrow", "--dataset", "STRIPES"], "does not take an image of shape"),
         (["their_models:missing", "--dataset", "STRIPES"], "expected module:factory"),
+        (["timm:resnet18", "--dataset", "STRIPES"], "timm:resnet18 is built without weights"),
         (["their_models:bare", "their_models:bare", "--dataset", "STRIPES", "--weights", "x"], "belongs to one model; got 2"),
         (["runs/digits", "--dataset", "STRIPES"], "--dataset belongs to a model of your own"),
         (["other.safetensors"], "evaluate module:factory --weights other.safetensors"),
@@ -147,7 +175,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
 def test_a_report_is_for_what_was_trained_here(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("their_models:bare", "--dataset", str(stripes_file(here)), "--suite", "quick") == 0
     assert cli.main(["report", "runs/own"]) == 2
-    assert "its page is runs/own/their_models-bare/report.md" in capsys.readouterr().err
+    assert re.search(r"its page is runs/own/their_models-bare-[0-9a-f]{8}/report.md", capsys.readouterr().err)
 
 
 def test_a_network_may_go_without_the_normalization_of_a_study() -> None:

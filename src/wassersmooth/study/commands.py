@@ -146,9 +146,10 @@ class Evaluate:
         if not self.folders:
             raise StudyError("evaluate needs the folder of a run or of a study; got none; for instance runs/digits")
         self._check_own()
-        runs = [run for path in self.folders for run in self._runs(path)]
+        screen = Screen()
+        runs = [run for path in self.folders for run in self._runs(path, screen)]
         asked = (self.suite, self.test_images, self.data_dir, self.autoattack_images, self.pictures, self.split)
-        experiment.measure(runs, Screen(), self.device, *asked)
+        experiment.measure(runs, screen, self.device, *asked)
 
     def _check_own(self) -> None:
         own = [path for path in self.folders if own_models.is_named(path)]
@@ -163,11 +164,11 @@ class Evaluate:
         if len(own) > 1 and self.weights is not None:
             raise StudyError(f"--weights {self.weights} belongs to one model; got {len(own)}; give them one after the other")
 
-    def _runs(self, path: Path) -> list[Run]:
+    def _runs(self, path: Path, screen: Screen) -> list[Run]:
         if own_models.is_named(path):
             assert self.dataset is not None  # checked before
             images = Data(dataset=self.dataset, data_dir=self.data_dir, image_size=self.image_size)
-            return [own_models.as_run(str(path), self.weights, images, self.output or Path("runs/own"))]
+            return [own_models.as_run(str(path), self.weights, images, self.output or Path("runs/own"), screen)]
         if not path.is_file():
             return runs_in(path)
         if not checkpoints.is_own(path):

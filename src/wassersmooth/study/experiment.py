@@ -16,7 +16,7 @@ from torch import nn
 
 from wassersmooth.robustness.dossier import evaluate
 from wassersmooth.robustness.suites import WITH_AUTOATTACK
-from wassersmooth.study import acceleration, data, durable, exhibits, models, provenance
+from wassersmooth.study import acceleration, data, durable, exhibits, models, own_models, provenance
 from wassersmooth.study.clock import clocked
 from wassersmooth.study.config import Data, Machine, Study
 from wassersmooth.study.data import Dataset, Part
@@ -194,7 +194,8 @@ def _measure_one(
             exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
     except ValueError as error:  # the library's own complaints are one line with a remedy already
         diverged = "; training has diverged: lower --learning-rate or eta, and train it in another --output"
-        return f"{run.folder}: {error}{diverged if 'outputs must be finite' in str(error) else ''}"
+        trained_here = run.config.preset != own_models.PRESET
+        return f"{run.folder}: {error}{diverged if trained_here and 'outputs must be finite' in str(error) else ''}"
     here, *elsewhere = evaluated = memory.origins()
     here["rows"].append("masking")  # its checks are made anew each time
     found = json.loads(report.to_json()) | asked | {"evaluated": evaluated}

@@ -1,11 +1,13 @@
-"""Models that were trained elsewhere: a run folder is made for one, so that it is measured and reported as any run."""
+"""Models that were trained elsewhere: a run folder is made for one, so that it is measured as any run."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
@@ -14,8 +16,10 @@ from wassersmooth.study.config import Data, Evaluation, Machine, Model, RunConfi
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import Run, facts_of
+from wassersmooth.study.screen import Screen
 
 PRESET = "own"  # in place of a preset's name: nothing here says how it was trained
+PREFIXES = ("module.", "_orig_mod.")  # that DataParallel, DDP and torch.compile put before every name
 
 
 def is_named(path: Path) -> bool:
@@ -23,8 +27,14 @@ def is_named(path: Path) -> bool:
     return ":" in str(path) and not path.exists()
 
 
-def as_run(name: str, weights: Path | None, images: Data, folder: Path) -> Run:
-    """The run of a model that takes images in [0, 1]; its weights are those of the file, or those that the factory gives it."""
+def as_run(name: str, weights: Path | None, images: Data, folder: Path, screen: Screen) -> Run:
+    """The run of a model that takes images in [0, 1]; its weights are those of the file, or those that the factory gives it.
+
+    Its folder is named after its content too: other weights of the same name, and other data, have one of their own, and
+    several processes may make the same one.
+    """
+    if weights is None and name.startswith("timm:"):
+        raise StudyError(f"{name} is built without weights; got no --weights; give them as a safetensors file")
     config = RunConfig(
         data=images,
         model=Model(name, normalize=False),
@@ -36,17 +46,28 @@ def as_run(name: str, weights: Path | None, images: Data, folder: Path) -> Run:
         preset=PRESET,
     )
     loaded = data.load(images)
+    for line in loaded.remarks:
+        screen.line(line)
     models.require_fitting(config.model, loaded)
-    model = models.build_for(config.model, loaded, config.seed)
+    model = models.build_for(config.model, loaded, config.seed).eval()
     if weights is not None:
-        checkpoints.load_into(model, _read(weights), weights)
-    run = Run(folder / "-".join([name.replace(":", "-"), *([weights.stem] if weights else [])]), config)
-    durable.make_folder(run.folder)
-    durable.write_json(run.folder / "config.json", config.to_flat())
-    copy, facts = run.folder / "model.safetensors", facts_of(config, loaded, model.eval())
+        checkpoints.load_into(model, _fitted(_read(weights), model), weights)
+    readable = "-".join([name.replace(":", "-"), *([weights.stem] if weights else [])])
+    run = Run(folder / f"{readable}-{_fingerprint(model, images)}", config)
+    copy, facts = run.folder / "model.safetensors", facts_of(config, loaded, model)
     if not _holds(copy, model, facts):  # the same model in new bytes would be measured anew
+        durable.make_folder(run.folder)
+        durable.write_json(run.folder / "config.json", config.to_flat())
         checkpoints.save(copy, model.state_dict(), facts)
     return run
+
+
+def _fingerprint(model: nn.Module, images: Data) -> str:
+    digest = hashlib.sha256(f"{images.dataset} {images.image_size}".encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(f" {name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:8]
 
 
 def _holds(copy: Path, model: nn.Module, facts: dict[str, Any]) -> bool:
@@ -60,7 +81,7 @@ def _holds(copy: Path, model: nn.Module, facts: dict[str, Any]) -> bool:
 
 
 def _read(weights: Path) -> dict[str, Tensor]:
-    """A state dict, as ``safetensors.torch.save_file(model.state_dict(), path)`` or ``save_model`` writes it."""
+    """A state dict, as ``safetensors.torch.save_file(model.state_dict(), path)`` writes it."""
     try:
         return safetensors.torch.load_file(weights)
     except FileNotFoundError:
@@ -70,3 +91,17 @@ def _read(weights: Path) -> dict[str, Tensor]:
             f"--weights {weights} cannot be read ({str(error)[:120]}); expected a safetensors file (no pickle: it can run "
             "code); write one with safetensors.torch.save_file(model.state_dict(), path), or load them inside the factory"
         ) from None
+
+
+def _fitted(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Without the prefix of a wrapper, and in the model's dtypes where these hold every stored number."""
+    expected = model.state_dict()
+    for prefix in PREFIXES:
+        if not expected.keys() & tensors.keys() and all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return {name: _widened(tensor, expected[name]) if name in expected else tensor for name, tensor in tensors.items()}
+
+
+def _widened(tensor: Tensor, like: Tensor) -> Tensor:
+    wider = tensor.is_floating_point() and torch.promote_types(tensor.dtype, like.dtype) == like.dtype
+    return tensor.to(like.dtype) if wider else tensor

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,22 @@ def merge(path: Path, new: Sequence[Row], key: Sequence[str], **facts: Any) -> l
         key: names of the entries that tell rows apart.
         facts: stored beside the rows, in place of those of the same name.
     """
-    with locked(path.with_suffix(".lock"), wait=True):  # another process may add rows at the same moment
-        stored = read(path)
+    with changing(path) as stored:
         stored |= {**facts, "rows": merged(stored["rows"], new, key)}
-        durable.write_json(path, stored)
     return list(stored["rows"])
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[dict[str, Any]]:
+    """What :func:`read` gives, to be changed in place and then written, unless something was raised.
+
+    All that is decided by what is there belongs inside: another process may add rows at the same moment, and waits.
+    """
+    durable.make_folder(path.parent)
+    with locked(path.with_suffix(".lock"), wait=True):
+        stored = read(path)
+        yield stored
+        durable.write_json(path, stored)
 
 
 def merged(old: Sequence[Row], new: Sequence[Row], key: Sequence[str]) -> list[Row]:

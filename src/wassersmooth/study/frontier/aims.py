@@ -98,13 +98,14 @@ def _flips(mine: Sequence[Point], noise: Noise) -> Aim | None:
     best, _ = min(steady or penalties, key=lambda pair: mean_over(pair[1], [least]))
     flips = {axis: mean_over(best, [axis]) for axis in MOST_FLIPS}
     gaps = [Difference(flips[axis] - most, noise.spread(best, axis), noise.quantile(axis)) for axis, most in MOST_FLIPS.items()]
-    gap = max(gaps, key=lambda gap: gap.mean)
+    verdicts = {_judged(gap) for gap in gaps}  # both axes have to be steady, and one that is not is enough
+    verdict = MISSED if MISSED in verdicts else UNDECIDED if UNDECIDED in verdicts else REACHED
     error = max(gap.error for gap in gaps)
     values = " / ".join(f"{value:.1f}" for value in flips.values())
     sentence = f"`{best.regularizer}`: {values} flips ± {error:.1f}, with clean error {best.mean('clean'):.1f} %."
     horizontal, vertical = MOST_FLIPS.values()
     hope = f"Flips: at most {horizontal} horizontally and {vertical} vertically"
-    return Aim(hope, _judged(gap), sentence)
+    return Aim(hope, verdict, sentence)
 
 
 def _own_geometry(points: Sequence[Point], threat: str, noise: Noise) -> Aim:

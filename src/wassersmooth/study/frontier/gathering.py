@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from wassersmooth.study import durable, rows
+from wassersmooth.study import rows
 from wassersmooth.study.config import RunConfig, flatten
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier.points import THREATS, chosen, fronts, points_of
@@ -21,45 +21,36 @@ from wassersmooth.study.screen import Screen
 KEY = ("family", "regularizer", "activation", "augment", "epochs", "patience", "seed")
 # What all runs of one frontier share; the rest is either in the key or decides nothing.
 HARNESS = frozenset(
-    {
-        "dataset",
-        "train_images",
-        "validation",
-        "split_seed",
-        "model",
-        "normalize",
-        "batch_size",
-        "learning_rate",
-        "momentum",
-        "precision",
-    }
-    | {"weight_decay", "eta_ramp"}
+    {"dataset", "train_images", "validation", "split_seed", "model", "normalize", "precision"}
+    | {"batch_size", "learning_rate", "momentum", "weight_decay", "eta_ramp"}
 )
 PER_MEASURE = ("errors", "intervals", "images")  # entries of a row by the name of a measure
 
 
 def gather(folders: Sequence[Path], results: Path, screen: Screen) -> list[Row]:
     """Adds the evaluated runs of the folders to the file, marks the fronts anew, and returns all rows."""
-    stored = rows.read(results)
-    harness = stored.get("harness")
-    known = {rows.key_of(row, KEY): row for row in stored["rows"]}
-    new = []
+    ready = []
     for run in [run for folder in folders for run in runs_in(folder)]:
         if (reason := _unready(run)) is not None:
             screen.line(f"{run.folder}: left out, {reason}")
-            continue
-        harness = _one_harness(run, harness, results)
-        row = row_of(run)
-        new.append(united(known.get(rows.key_of(row, KEY)), row))
-    if not new:
+        else:
+            ready.append(run)
+    if not ready:
         raise StudyError(
             f"none of {', '.join(map(str, folders))} holds a run that was evaluated against a threat of the frontier; "
             "measure first: wassersmooth evaluate FOLDER --suite frontier"
         )
-    durable.make_folder(results.parent)
-    everything = rows.merged(stored["rows"], new, KEY)
-    picked = {name: [point.regularizer for point in found] for name, found in chosen(points_of(everything)).items()}
-    return rows.merge(results, marked(everything), KEY, harness=harness, chosen=picked)
+    with rows.changing(results) as stored:
+        known = {rows.key_of(row, KEY): row for row in stored["rows"]}
+        for run in ready:
+            stored["harness"] = _one_harness(run, stored.get("harness"), results)
+            row = row_of(run)
+            key = rows.key_of(row, KEY)
+            known[key] = united(known.get(key), row)
+        stored["rows"] = marked(rows.merged([], list(known.values()), KEY))
+        points = points_of(stored["rows"])
+        stored["chosen"] = {name: [point.regularizer for point in found] for name, found in chosen(points).items()}
+    return list(stored["rows"])
 
 
 def row_of(run: Run) -> Row:

@@ -20,7 +20,8 @@ from wassersmooth.study.paper.results import REGULARIZERS, UNITS, Results
 from wassersmooth.study.report.estimates import Estimate
 from wassersmooth.study.report.tables import PAPER_ERRORS, PAPER_FLIPS
 
-HOLDS, ONLY_NORMALIZED, FAILS = "holds", "holds only in normalized units", "does not hold"
+HOLDS, ONLY_NORMALIZED, ONLY_PIXEL = "holds", "holds only in normalized units", "holds only in pixel units"
+FAILS = "does not hold"
 NOT_SHOWN, UNKNOWN, ONE_SEED = "not shown, within chance", "not measured", "not decided by one seed"
 MASKED = ", but gradients are masked"  # added to a verdict
 ENOUGH = 0.5  # of the paper's fall
@@ -166,7 +167,7 @@ def _outcome(claim: Claim, results: Results, selection: str) -> Outcome:
     ]
     trials = tuple(trial for trial in measured if trial is not None)
     verdict = _verdict(trials if len(trials) == len(settings) else ())
-    masked = claim.name != "clean" and verdict in (HOLDS, ONLY_NORMALIZED) and results.masked(selection)
+    masked = claim.name != "clean" and verdict.startswith(HOLDS) and results.masked(selection)
     return Outcome(claim, verdict + MASKED * masked, trials)
 
 
@@ -183,8 +184,13 @@ def _verdict(trials: Sequence[Trial]) -> str:
         return UNKNOWN
     if not all(trial.decides for trial in trials):
         return ONE_SEED
-    if any(trial.holds for trial in trials):
-        return HOLDS if trials[0].holds else ONLY_NORMALIZED
+    good, others = ([trial for trial in trials if trial.holds is wanted] for wanted in (True, False))
+    if good and not others:
+        return HOLDS
+    if good and not others[0].fails:
+        return f"{HOLDS} in {good[0].setting} units, in {others[0].setting} units {NOT_SHOWN}"
+    if good:
+        return ONLY_PIXEL if good[0].setting == "pixel" else ONLY_NORMALIZED
     return FAILS if all(trial.fails for trial in trials) else NOT_SHOWN
 
 

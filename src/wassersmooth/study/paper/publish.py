@@ -18,7 +18,7 @@ from wassersmooth.study.paper.plots import epsilon_png, errors_png, neighborhood
 from wassersmooth.study.paper.published_models import INDEX, publish_models
 from wassersmooth.study.paper.results import KEY, REGULARIZERS, Results, row_of
 from wassersmooth.study.regularizers import Regularizer
-from wassersmooth.study.runs import Run, read_json, runs_in
+from wassersmooth.study.runs import Run, locked, read_json, runs_in
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.search.selection import SELECTIONS, WITHIN_ONE_POINT
 
@@ -88,12 +88,12 @@ def publish(
     searches = {} if sweep is None else _searches(sweep)
     chosen = _chosen(runs, searches, selection)
     new = [row_of(run, selection) for run in chosen]
-    stored = rows.read(results)
-    Results.of(rows.merged(stored["rows"], new, KEY))  # refuses a mixture
-    durable.make_folder(results.parent)
-    facts = {"sweeps": stored.get("sweeps", {}) | {selection: searches}} if searches else {}
-    merged = rows.merge(results, new, KEY, **facts)
-    screen.line(f"{results}: {len(new)} rows added or replaced, {len(merged)} in all")
+    with rows.changing(results) as stored:
+        stored["rows"] = rows.merged(stored["rows"], new, KEY)
+        Results.of(stored["rows"])  # refuses a mixture
+        if searches:
+            stored["sweeps"] = stored.get("sweeps", {}) | {selection: searches}
+    screen.line(f"{results}: {len(new)} rows added or replaced, {len(stored['rows'])} in all")
     first = [run for run in chosen if run.config.seed == 0]
     if selection == WITHIN_ONE_POINT and first:
         publish_models(first, results.parent / MODELS, data_dir, screen)
@@ -203,5 +203,6 @@ def _strip(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 
 def _keep_figure(path: Path, name: str, content: dict[str, Any]) -> None:
-    known = read_json(path, "a folder of results") if path.exists() else {}
-    durable.write_json(path, dict(sorted((known | {name: content}).items())))
+    with locked(path.with_suffix(".lock"), wait=True):
+        known = read_json(path, "a folder of results") if path.exists() else {}
+        durable.write_json(path, dict(sorted((known | {name: content}).items())))
