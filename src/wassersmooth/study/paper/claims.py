@@ -5,6 +5,7 @@ A row of the paper holds where all of this is true of ours:
   (Welch's t-test at 5 % over seeds; one seed decides nothing);
 - the fall from no regularizer to Wasserstein is at least half of the paper's.
 It does not hold where the opposite of one of these is beyond chance; what chance leaves open is not shown.
+Attacks are judged in pixel and in normalized units, and a row that holds in one of them alone says so.
 A row about attacks that holds says so where one of the networks has signs of masked gradients.
 Whether the paper's very numbers lie inside our intervals is said beside it, and is not asked for: the paper gives one run.
 """
