@@ -11,8 +11,9 @@ from torch import nn
 from wassersmooth.normalized import Normalized
 from wassersmooth.robustness.attacks import PGD
 from wassersmooth.robustness.dossier import evaluate
-from wassersmooth.robustness.masking import MaskingChecks
+from wassersmooth.robustness.masking import MaskingChecks, Smoothed
 from wassersmooth.robustness.measurement import Measurement
+from wassersmooth.robustness.report import FEWEST
 from wassersmooth.robustness.suites import LIMITS
 
 
@@ -129,6 +130,42 @@ def test_other_honest_models_are_not_accused(make):
     assert report(make()).masking == []
 
 
+class OnlyImages(nn.Module):
+    """Takes what evaluate() says that a model takes, and nothing else."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        assert x.amin() >= 0
+        assert x.amax() <= 1
+        return self.model(x)
+
+
+@pytest.mark.parametrize("suite", ["quick", "standard"])
+def test_no_probe_leaves_the_box(suite):
+    _, _, images, labels = digits()
+    model = OnlyImages(adversarially_trained().model)  # without units of its own: attacks in those do leave the box
+    assert evaluate(model, images[:20], labels[:20], suite, seed=0).errors["clean"] < 100
+
+
+def test_the_smoothed_model_has_gradients_at_the_edge_of_the_box():
+    """Half of the noise is clipped at black pixels, and an attack must be able to brighten them all the same."""
+    images = torch.zeros(1, 1, 4, 4, requires_grad=True)
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(16, 2, bias=False))
+    (g,) = torch.autograd.grad(Smoothed(linear, torch.Generator().manual_seed(0))(images)[0, 0], images)
+    torch.testing.assert_close(g.flatten(), linear[1].weight[0])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_fewest_images_that_get_a_verdict_show_a_saturated_softmax(seed):
+    _, _, images, labels = digits()
+    chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:FEWEST]
+    found = evaluate(Saturated(trained(), 1e4), images[chosen], labels[chosen], "quick", seed=seed)
+    assert "saturated softmax" in found.verdict
+
+
 def test_the_evidence_is_paired_and_counted():
     found = {finding.name: finding for finding in report(QuantizedInput(trained())).masking}
     numbers = found["black_box_beats_white_box"].numbers
@@ -159,8 +196,8 @@ class Centered(nn.Module):
     ("last", "count", "expected"),
     [
         (nn.Softmax(1), 100, True),
-        (nn.Softmax(1), 8, True),
-        (nn.Softmax(1), 7, False),  # too few to tell
+        (nn.Softmax(1), 20, True),
+        (nn.Softmax(1), 19, False),  # too few to tell
         (Rounded(torch.float16), 100, True),
         (Rounded(torch.bfloat16), 100, True),
         (Rounded(torch.float64), 100, True),

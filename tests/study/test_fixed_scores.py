@@ -108,6 +108,56 @@ def test_scores_that_tell_nothing_are_not_stored(
         run.load_model()
 
 
+class Tossing(nn.Module):
+    """One coin for the whole batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if torch.rand(()) < 0.5 else -x
+
+
+def test_a_coin_that_falls_the_same_way_twice_is_still_a_coin() -> None:
+    for seed in range(10):
+        torch.manual_seed(seed)
+        assert fixed_scores(flat(Tossing())(1, 3), (1, 8, 8)) is None
+
+
+class Large(nn.Module):
+    """Scores whose size says nothing: one class is masked, and all have an offset."""
+
+    def __init__(self, offset: float, masked: float) -> None:
+        super().__init__()
+        self.offset, self.masked = offset, masked
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.cat((z + self.offset, z.new_full((len(z), 1), self.masked)), 1)
+
+
+@pytest.mark.parametrize(("offset", "masked"), [(0, -1e9), (3e5, 0), (1e4, -1e9)])
+def test_large_scores_hide_no_other_network(offset: float, masked: float) -> None:
+    def network(activation: nn.Module) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(flat(activation)(1, 3), Large(offset, masked))
+
+    then = {"scores": fixed_scores(network(nn.ReLU()), (1, 8, 8))}
+    assert then["scores"] is not None
+    require_same_scores(network(nn.ReLU()), then, (1, 8, 8), Path("model"))
+    with pytest.raises(StudyError, match="another network"):
+        require_same_scores(network(nn.Tanh()), then, (1, 8, 8), Path("model"))
+
+
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-2])
+def test_other_kernels_are_no_other_network(tolerance: float) -> None:
+    """Sums of large products round more than the scores are apart by: what matters is the largest, unless it is absurd."""
+    torch.manual_seed(0)
+    model = nn.Sequential(flat(nn.ReLU())(1, 3), Large(5, 5))
+    stored = fixed_scores(model, (1, 8, 8))
+    largest = torch.tensor(stored).abs().max()
+    rounded, other = ({"scores": (torch.tensor(stored) + s * tolerance * largest).tolist()} for s in (0.9, 1.1))
+    require_same_scores(model, rounded, (1, 8, 8), Path("model"), tolerance)
+    with pytest.raises(StudyError, match="another network"):
+        require_same_scores(model, other, (1, 8, 8), Path("model"), tolerance)
+
+
 def test_weights_that_are_not_finite_are_left_to_whoever_measures_them() -> None:
     model = flat(nn.ReLU())(1, 3)
     facts = {"scores": fixed_scores(model, (1, 8, 8))}

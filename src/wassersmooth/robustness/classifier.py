@@ -18,6 +18,7 @@ from wassersmooth import _checks
 from wassersmooth.model_state import untouched
 
 LOSSES = ("cross_entropy", "margin")
+ROUNDING = 2  # in units of a number's own precision: two to four of its last digits
 
 
 @contextmanager
@@ -43,6 +44,21 @@ def asked(model: nn.Module, images: Tensor) -> Iterator[nn.Module]:
 def scores(model: nn.Module, images: Tensor, labels: Tensor | None = None) -> Tensor:
     """The model's outputs, checked. # shape: (B, C, H, W), (B,) -> (B, K)"""
     return _checks.logits(model(images), images, labels)
+
+
+def allowed_difference(outputs: Tensor, tolerance: float) -> Tensor:
+    """How much each score may differ when it is computed again in another order. # shape: (B, K) -> (B, K)
+
+    That is ``tolerance`` times how far apart the answers are, and what a score that large rounds to. Apart are scores
+    relative to the best one of their image: between images, or the best two of one image. The size of the scores does not
+    count: an offset of all of them, or a class that is masked by -1e9, would hide every difference of the others.
+    """
+    exact = outputs.double()
+    behind = exact.amax(1, keepdim=True) - exact
+    between_images = (behind.amax(0) - behind.amin(0)).max()
+    best_two = behind.topk(min(2, behind.shape[1]), 1, largest=False).values.max()
+    rounding = ROUNDING * torch.finfo(outputs.dtype).eps * exact.abs()
+    return tolerance * torch.maximum(between_images, best_two) + rounding
 
 
 def loss_per_image(outputs: Tensor, labels: Tensor, loss: str) -> Tensor:

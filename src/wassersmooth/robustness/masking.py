@@ -245,7 +245,8 @@ class Smoothed(nn.Module):
         total: Tensor | float = 0.0
         for _ in range(SMOOTHING_DRAWS):
             noise = standard_normal(images.shape, images, self.generator)
-            total = total + self.model(images + SMOOTHING * noise)
+            noisy = (images + SMOOTHING * noise).clamp(0, 1).detach()  # a model may know no other images
+            total = total + self.model(noisy + (images - images.detach()))  # whole gradients, where clipping would cut them
         assert isinstance(total, Tensor)
         return total / SMOOTHING_DRAWS
 
