@@ -38,7 +38,8 @@ def test_the_presets_that_the_manual_names_are_there() -> None:
 
 def test_the_frontier_trains_as_the_quick_study_does_at_many_points() -> None:
     quick, frontier = (flatten(presets.with_preset(Study(), name)) for name in ("cifar10-quick", "frontier"))
-    assert {key for key in quick if quick[key] != frontier[key]} == {"precision", "parallel", "suite", "test_images"}
+    apart = {"precision", "parallel", "checkpoint_every", "suite", "test_images"}
+    assert {key for key in quick if quick[key] != frontier[key]} == apart
     points = [Regularizer.parse(text) for text in presets.with_preset(Study(), "frontier").regularizers]
     kinds = [point.kind for point in points]
     assert set(KINDS) - {"tikhonov-euclidean", "euclidean-length"} <= set(kinds)
