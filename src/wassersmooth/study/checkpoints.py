@@ -37,7 +37,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) ->
     """Writes both in one file, all or nothing."""
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}  # tied weights share memory
     text = json.dumps(facts)
-    header = {"format": FORMAT, "facts": text, "sha256": _digest(own, text)}
+    header = {"format": FORMAT, "facts": text, "sha256": digest(own, text)}
     durable.write(path, safetensors.torch.save(own, header))
 
 
@@ -72,7 +72,7 @@ def parse(raw: bytes, path: Path) -> Stored:
         raise StudyError(
             f"{path} was not written by this program: expected format {FORMAT!r}, got {header.get('format')!r}; {remedy}"
         )
-    if header.get("sha256") != _digest(tensors, header["facts"]):
+    if header.get("sha256") != digest(tensors, header["facts"]):
         raise StudyError(f"{path} is damaged: its contents do not have the SHA-256 it was saved with; {remedy}")
     facts: dict[str, Any] = json.loads(header["facts"])
     return Stored(tensors, facts)
@@ -91,10 +91,11 @@ def load_into(module: torch.nn.Module, tensors: dict[str, Tensor], path: Path) -
     module.load_state_dict(tensors)
 
 
-def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
-    digest = hashlib.sha256(facts.encode())
+def digest(tensors: Mapping[str, Tensor], facts: str) -> str:
+    """SHA-256 of the contents, whatever the order of the tensors; that of a file's bytes is another in every writing."""
+    hashed = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        hashed.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,8 @@ def as_run(name: str, weights: Path | None, images: Data, folder: Path, screen: 
     if weights is not None:
         checkpoints.load_into(model, _fitted(_read(weights), model), weights)
     readable = "-".join([name.replace(":", "-"), *([weights.stem] if weights else [])])
-    run = Run(folder / f"{readable}-{_fingerprint(model, images)}", config)
+    content = checkpoints.digest(model.state_dict(), f"{images.dataset} {images.image_size}")
+    run = Run(folder / f"{readable}-{content[:8]}", config)
     copy, facts = run.folder / "model.safetensors", facts_of(config, loaded, model)
     if not _holds(copy, model, facts):  # the same model in new bytes would be measured anew
         durable.make_folder(run.folder)
@@ -62,22 +62,13 @@ def as_run(name: str, weights: Path | None, images: Data, folder: Path, screen: 
     return run
 
 
-def _fingerprint(model: nn.Module, images: Data) -> str:
-    digest = hashlib.sha256(f"{images.dataset} {images.image_size}".encode())
-    for name, tensor in model.state_dict().items():
-        digest.update(f" {name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:8]
-
-
 def _holds(copy: Path, model: nn.Module, facts: dict[str, Any]) -> bool:
     try:
         stored = checkpoints.load(copy)
     except StudyError:
         return False
-    own = model.state_dict()
-    same = stored.tensors.keys() == own.keys() and all(tensor.equal(stored.tensors[name]) for name, tensor in own.items())
-    return same and stored.facts == facts
+    now, then = (checkpoints.digest(tensors, "") for tensors in (model.state_dict(), stored.tensors))
+    return now == then and stored.facts == facts
 
 
 def _read(weights: Path) -> dict[str, Tensor]:
