@@ -249,6 +249,7 @@ def _models(models: Mapping[str, Any]) -> str:
 def _provenance(results: Results) -> str:
     lines = [
         "Seconds are those of training by the clock. Runs shared the GPU, also among processes, so they do not compare.",
+        "A run that was interrupted has the commit and the command that finished it.",
         "",
         "| network | selection | seed | eta | radius | mass | epochs | seconds | hardware | commit | torch |",
         "|---" * 11 + "|",
