@@ -18,7 +18,7 @@ from wassersmooth.cli import main
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.robustness.suites import FRONTIER
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.frontier import comparison, gathering, questions
+from wassersmooth.study.frontier import comparison, gathering, plots, questions
 from wassersmooth.study.frontier.aims import Aim, aims
 from wassersmooth.study.frontier.comparison import Difference, Noise, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier.gathering import Frontier, gather, marked, row_of, united
@@ -128,6 +128,7 @@ def test_a_run_becomes_a_row(tmp_path: Path) -> None:
 def test_every_row_of_the_suite_is_a_threat_of_the_page() -> None:
     assert set(FRONTIER) <= set(THREATS)
     assert set(KINDS) == set(questions.TITLES)
+    assert sorted(KINDS) == sorted(kind for kinds in plots.WAYS.values() for kind in kinds)
 
 
 def test_more_seeds_are_added_and_a_second_look_replaces(tmp_path: Path) -> None:
@@ -535,7 +536,7 @@ def test_the_page_and_its_plots(gathered: Path) -> None:
     text = page.read_text()
     assert text == page_text(Frontier.at(gathered), gathered)
     pictures = [line.partition("](")[2].removesuffix(")") for line in text.splitlines() if line.startswith("![")]
-    assert len(pictures) == len(FRONTIER) + 1 + 7 + 4  # threats with flips, questions, further variants
+    assert len(pictures) == 1 + len(FRONTIER) + 1 + 7 + 4  # overview, threats with flips, questions, further variants
     for picture in pictures:
         assert (page.parent / picture).read_bytes().startswith(b"\x89PNG")
     before = {path: path.read_bytes() for path in page.parent.rglob("*.png")}

@@ -10,7 +10,7 @@ from wassersmooth.study import durable
 from wassersmooth.study.frontier.aims import aims
 from wassersmooth.study.frontier.comparison import NEARLY, Noise
 from wassersmooth.study.frontier.gathering import Frontier
-from wassersmooth.study.frontier.plots import family_plot, question_plot, variant_plot
+from wassersmooth.study.frontier.plots import family_plot, overview_plot, question_plot, variant_plot
 from wassersmooth.study.frontier.points import (
     CHOICES,
     NOTHING_CHOSEN,
@@ -41,6 +41,7 @@ def write_page(results: Path) -> Path:
     durable.make_folder(folder)
     usual = base_variant(points)
     base = [point for point in points if point.variant == usual]
+    durable.write(folder / "overview.png", overview_plot(base))
     for threat in measured_threats(base):
         durable.write(folder / f"{threat}.png", family_plot(base, threat))
     for variant in {point.variant for point in points} - {usual}:
@@ -64,6 +65,7 @@ def page_text(frontier: Frontier, results: Path) -> str:
         _harness(frontier, everything),
         *_useless(len(everything) - len(points)),
     ]
+    parts += [f"![Clean error against each threat, a front for each way of training]({folder}/overview.png)"]
     parts += ["## Questions", _reading(Noise.of(points))]
     for answer in answers(points):
         parts += [f"### {answer.question}", *_answered(answer, folder)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wassersmooth import _checks
-from wassersmooth.study.frontier.points import THREATS, Point, measured_threats
+from wassersmooth.study.frontier.points import THREATS, Point, front, mean_over, measured_threats
 from wassersmooth.study.frontier.questions import TITLES, Answer, Curve, title_of
 
 if TYPE_CHECKING:
@@ -34,9 +34,41 @@ COLORS = {
     "wasserstein-adversarial": "#bcbd22",
 }
 COMBINATION = "#e377c2"  # a penalty under an attack
+# Ways of training, and the kinds of each; a kind that is in none of them is a combination.
+WAYS = {
+    "none": ("none",),
+    "penalty, Euclidean or dual norm": ("euclidean", "euclidean-length", "tikhonov-euclidean", "dual-norm", "dual-length"),
+    "penalty, Wasserstein": ("wasserstein", "wasserstein-length", "uniform", "tikhonov"),
+    "noise": ("euclidean-noise", "wasserstein-noise"),
+    "adversarial training": ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial"),
+}
 LINES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 COLUMNS = 3
+
+
+def overview_plot(points: Sequence[Point]) -> bytes:
+    """All of a variant in a panel for each threat: one color for each way of training, a line along its front."""
+    threats = measured_threats(points)
+    figure, panels = _grid(threats, 0.4)
+    ways = {title: [p for p in points if p.kind in kinds] for title, kinds in WAYS.items()}
+    ways["penalty and adversarial training"] = [p for p in points if not any(p.kind in kinds for kinds in WAYS.values())]
+    for axes, threat in zip(panels, threats, strict=True):
+        for title, members in ways.items():
+            color = COLORS.get((WAYS.get(title) or ("",))[0], COMBINATION)
+            known = [(c, r) for p in members if (c := p.mean("clean")) is not None and (r := p.mean(threat)) is not None]
+            if not known:
+                continue
+            plain = title == "none"
+            axes.plot(*zip(*known, strict=True), linestyle="none", color=color, alpha=1.0 if plain else 0.35,
+                      marker="*" if plain else "o", markersize=10 if plain else 3.5, markeredgewidth=0,
+                      label=title if plain else None)  # fmt: skip
+            if not plain:
+                best = [(mean_over(p, ["clean"]), mean_over(p, [threat])) for p in front(members, threat)]
+                axes.plot(*zip(*best, strict=True), color=color, marker="o", markersize=4.0, linewidth=1.4, label=title)
+        _label(axes, threat)
+    _legend_below(figure, panels, columns=3)
+    return _png(figure)
 
 
 def family_plot(points: Sequence[Point], threat: str) -> bytes:
@@ -71,19 +103,28 @@ def variant_plot(points: Sequence[Point]) -> bytes:
 def _panels(title: str, curves: Sequence[Curve], tied: bool) -> bytes:
     """A panel for each threat."""
     threats = measured_threats(point for curve in curves for point in curve.points)
-    rows = math.ceil(len(threats) / COLUMNS)
-    figure = _figure((3.4 * min(COLUMNS, len(threats)), 2.8 * rows + 0.2 * len(curves) + 0.3))
-    panels = [figure.add_subplot(rows, min(COLUMNS, len(threats)), number + 1) for number in range(len(threats))]
+    figure, panels = _grid(threats, 0.2 * len(curves) + 0.3)
     for axes, threat in zip(panels, threats, strict=True):
         for number, curve in enumerate(curves):
             _line(axes, curve.points, threat, curve.title, f"C{number}", number, joined=not tied)
         if tied:
             _tie(axes, curves, threat)
         _label(axes, threat)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", fontsize=8, frameon=False)
+    _legend_below(figure, panels)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return _png(figure)
+
+
+def _grid(threats: Sequence[str], more_height: float) -> tuple[Figure, list[Axes]]:
+    columns, rows = min(COLUMNS, len(threats)), math.ceil(len(threats) / COLUMNS)
+    figure = _figure((3.4 * columns, 2.8 * rows + more_height))
+    return figure, [figure.add_subplot(rows, columns, number + 1) for number in range(len(threats))]
+
+
+def _legend_below(figure: Figure, panels: Sequence[Axes], columns: int = 1) -> None:
+    """Of all panels: the first may lack a curve that others have."""
+    found = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(found.values(), found.keys(), loc="outside lower center", fontsize=8, frameon=False, ncols=columns)
 
 
 def _compares_variants(answer: Answer) -> bool:
