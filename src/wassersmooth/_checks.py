@@ -19,6 +19,14 @@ FLOATS = (torch.float32, torch.float64)
 ROUNDING = 1e-3  # above 1: one step of float16, in which images may have been stored or changed
 
 
+class NotFiniteError(ValueError):
+    """NaN or infinity where numbers have to be finite. Training takes it for a loss that has diverged."""
+
+
+class MissingExtraError(ImportError):
+    """An optional package that is not installed; the message is the command that installs it."""
+
+
 def values_are_visible(*tensors: Tensor) -> bool:
     """Whether the numbers in these tensors may be looked at now (see the note at the top of this file)."""
     return not recording(*tensors) and not any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
@@ -100,7 +108,7 @@ def like(name: str, tensor: object, reference: Tensor) -> None:
 
 def finite(name: str, tensor: Tensor) -> None:
     if values_are_visible(tensor) and not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"{name} must be finite; got {_first_not_finite(tensor)}")
+        raise NotFiniteError(f"{name} must be finite; got {_first_not_finite(tensor)}")
 
 
 def masses(name: str, images: Tensor, most: float = float("inf")) -> None:
@@ -141,9 +149,9 @@ def weights(received: Tensor, relations: int) -> None:
         )
 
 
-def extra(package: str, name: str, purpose: str) -> ImportError:
+def extra(package: str, name: str, purpose: str) -> MissingExtraError:
     """The error for a missing optional package; raised by the caller so that the traceback points there."""
-    return ImportError(f"{purpose} needs the package {package}; install it with: pip install 'wassersmooth[{name}]'")
+    return MissingExtraError(f"{purpose} needs the package {package}; install it with: pip install 'wassersmooth[{name}]'")
 
 
 def first_line(error: Exception, longest: int | None = None) -> str:
@@ -246,7 +254,7 @@ def per_image_losses(received: object, images: int) -> None:
         shape = f"shape {tuple(received.shape)}" if isinstance(received, Tensor) else type(received).__name__
         raise ValueError(f"loss must return one value per image, shape ({images},); got {shape}; use reduction='none'")
     if values_are_visible(received) and not bool(torch.isfinite(received).all()):
-        raise ValueError(
+        raise NotFiniteError(
             f"the loss must be finite; got {_first_not_finite(received.detach())}; "
             "lower the learning rate or eta, or look for NaN in the model's parameters"
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 import tyro
 
+from wassersmooth._checks import MissingExtraError
 from wassersmooth.study import presets
 from wassersmooth.study.commands import COMMANDS, StudyCommand
 from wassersmooth.study.errors import StudyError
@@ -52,9 +53,7 @@ def _run(given: list[str]) -> int:
         parse(given)()
     except StudyError as error:
         return _complain(str(error), error.exit_code)
-    except ImportError as error:
-        if "pip install" not in str(error):
-            raise
+    except MissingExtraError as error:
         return _complain(str(error), 2)
     except KeyboardInterrupt:
         return _complain("interrupted; the same command goes on from the last checkpoint", 130)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from wassersmooth._checks import NotFiniteError
 from wassersmooth.robustness.dossier import evaluate
 from wassersmooth.robustness.suites import WITH_AUTOATTACK
 from wassersmooth.study import acceleration, data, durable, exhibits, models, own_models, provenance
@@ -195,7 +196,7 @@ def _measure_one(
     except ValueError as error:  # the library's own complaints are one line with a remedy already
         diverged = "; training has diverged: lower --learning-rate or eta, and train it in another --output"
         trained_here = run.config.preset != own_models.PRESET
-        return f"{run.folder}: {error}{diverged if trained_here and 'outputs must be finite' in str(error) else ''}"
+        return f"{run.folder}: {error}{diverged if trained_here and isinstance(error, NotFiniteError) else ''}"
     here, *elsewhere = evaluated = memory.origins()
     here["rows"].append("masking")  # its checks are made anew each time
     found = json.loads(report.to_json()) | asked | {"evaluated": evaluated}

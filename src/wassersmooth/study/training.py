@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wassersmooth._checks import NotFiniteError
 from wassersmooth.study import checkpoints, models, provenance
 from wassersmooth.study.acceleration import Step, make_step, shortcuts
 from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig
@@ -229,11 +230,10 @@ def _guarded(
     state.steps += 1
     try:
         loss, penalty = step(images, labels, weight)
-    except ValueError as error:
-        if "finite" not in str(error):
-            raise
-        _require_finite(torch.tensor([[math.nan, 0.0]]), state, run)
-        raise
+    except NotFiniteError as error:
+        raise _diverged(f"the loss is nan at step {state.steps} (epoch {state.epoch + 1})", state, run) from error
+    except ValueError as error:  # the library's own complaints are one line with a remedy already
+        raise StudyError(f"{run.folder}: {error}") from error
     if loss.device.type == "cpu":
         _require_finite(torch.stack([loss, penalty])[None], state, run)
     return loss, penalty
