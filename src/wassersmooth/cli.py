@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import io
 import os
 import re
@@ -42,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _discard_output()
         return 141
     except OSError as error:
-        if error.errno is None or error.filename is not None:  # a refused write to an open stream has a number and no name
+        # a refused write to an open stream has one of these numbers, and no name
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF) or error.filename is not None:
             raise
         _discard_output()
         return _complain(f"the output cannot be written ({error.strerror}); free some space, or send it elsewhere", 1)
@@ -110,13 +112,14 @@ def _one_line(box: str) -> str:
 
 
 def _value_of(flag: str, arguments: list[str]) -> str | None:
-    """What follows a flag, before tyro reads everything: the other defaults depend on it."""
+    """What follows a flag, before tyro reads everything: the other defaults depend on it. As with tyro, the last one counts."""
+    found = None
     for index, argument in enumerate(arguments):
         if argument == flag and index + 1 < len(arguments):
-            return arguments[index + 1]
+            found = arguments[index + 1]
         if argument.startswith(flag + "="):
-            return argument.removeprefix(flag + "=")
-    return None
+            found = argument.removeprefix(flag + "=")
+    return found
 
 
 def _discard_output() -> None:

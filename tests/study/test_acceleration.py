@@ -14,11 +14,13 @@ from torch import nn
 
 from wassersmooth.learning import fast as fast_gradients
 from wassersmooth.learning.objectives import Plain
+from wassersmooth.learning.terms import Objective
 from wassersmooth.study import acceleration, checkpoints, experiment
 from wassersmooth.study.acceleration import (
     EagerStep,
     FallingBack,
     FastStep,
+    NotPreparedError,
     apply_settings,
     description,
     make_step,
@@ -38,7 +40,7 @@ def test_a_step_that_fails_falls_back_for_good_and_says_why() -> None:
 
     def fast(images: torch.Tensor, labels: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append("fast")
-        raise RuntimeError("no kernel for this\nand a long story")
+        raise NotPreparedError("no kernel for this")
 
     def eager(images: torch.Tensor, labels: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append("eager")
@@ -59,21 +61,49 @@ def test_complaints_about_the_data_are_not_taken_for_a_failure_of_the_machine() 
         FallingBack(fast, fast, "torch.compile")(torch.zeros(1), torch.zeros(1), 1.0)
 
 
+def small_eager_step(objective: Objective) -> EagerStep:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Softplus(), nn.Flatten(), nn.Linear(144, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    return EagerStep(model, objective, optimizer, torch.Generator().manual_seed(0), nullcontext())
+
+
+def test_only_a_step_that_cannot_be_prepared_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = torch.rand(6, 1, 8, 8, dtype=torch.float64), torch.arange(6) % 3
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel for this\nand a long story")
+
+    eager = small_eager_step(Plain())
+    step = FallingBack(FastStep(eager, compile=False, cuda_graph=False), eager, "the fast step")
+    with monkeypatch.context() as patched:
+        patched.setattr(fast_gradients.FastGradients, "_prepare", refuse)
+        with pytest.warns(UserWarning, match="the fast step is not used from here on, the eager step is: no kernel for this$"):
+            step(images, labels, 1.0)
+    assert step.fast is None
+    for broken in ("optimizer", "gradients"):
+        eager = small_eager_step(Plain())
+        fast = FastStep(eager, compile=False, cuda_graph=False)
+        step = FallingBack(fast, eager, "the fast step")
+        step(images, labels, 1.0)
+        monkeypatch.setattr(*((eager.optimizer, "step") if broken == "optimizer" else (fast.gradients, "run")), refuse)
+        with pytest.raises(RuntimeError, match="no kernel"):
+            step(images, labels, 1.0)
+        assert step.fast is fast, "its failure has another reason"
+
+
 @pytest.mark.parametrize("attack", ["l2-adversarial", "pgd7"])
 def test_the_fast_step_under_attack_is_the_eager_one(attack: str) -> None:
     objective = Regularizer.parse(f"wasserstein+{attack}:eta=0.3,radius=1,epsilon=0.05").objective((8, 8), "double_backward")
     ends = []
     for fast in (False, True):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Softplus(), nn.Flatten(), nn.Linear(144, 3)).double()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-        eager = EagerStep(model, objective, optimizer, torch.Generator().manual_seed(0), nullcontext())
+        eager = small_eager_step(objective)
         step = FastStep(eager, compile=False, cuda_graph=False) if fast else eager
         for _ in range(3):
             images, labels = torch.rand(6, 1, 8, 8, dtype=torch.float64), torch.arange(6) % 3
             _, penalty = step(images, labels, 1.0)
             assert penalty > 0
-        ends.append(torch.cat([tensor.detach().flatten().double() for tensor in model.state_dict().values()]))
+        ends.append(torch.cat([tensor.detach().flatten().double() for tensor in eager.model.state_dict().values()]))
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-9, atol=1e-9)
 
 

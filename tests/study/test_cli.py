@@ -227,6 +227,51 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "note     --milestones 9: never reached in 2 epochs" in out
 
 
+def test_doctor_tries_what_would_be_trained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Double backward is fine with this model, and another engine was asked for."""
+    (tmp_path / "no_forward_mode.py").write_text(
+        "import torch\n"
+        "class Twice(torch.autograd.Function):\n"
+        "    forward = staticmethod(lambda ctx, x: 2 * x)\n"
+        "    backward = staticmethod(lambda ctx, g: 2 * g)\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self, channels, classes):\n"
+        "        super().__init__()\n"
+        "        self.layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64 * channels, classes))\n"
+        "    def forward(self, x):\n"
+        "        return Twice.apply(self.layers(x))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    flags = [*tiny_flags(tmp_path), "--model", "no_forward_mode:Net", "--regularizers", "dual-norm:eta=0.2"]
+    assert run(capsys, "doctor", *flags)[0] == 0
+    code, out, err = run(capsys, "doctor", *flags, "--engine", "forward_mode")
+    assert code == 2
+    assert "problem  does not train with --engine forward_mode: " in out
+    assert "the doctor found problems with dual-norm:eta=0.2" in err
+    code, _, err = run(capsys, "train", *flags, "--engine", "forward_mode")
+    assert code == 2
+    assert "forward" in err
+    assert "--learning-rate" not in err
+
+
+def test_the_last_of_two_flags_counts(tmp_path: Path) -> None:
+    parsed = cli.parse(["train", "--preset", "digits", "--preset=cifar10-quick"])
+    assert isinstance(parsed, Train)
+    assert parsed.preset == "cifar10-quick"
+    assert parsed.data.dataset == "cifar10"
+
+
+def test_an_error_of_the_system_is_not_taken_for_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(given: object) -> int:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(cli, "_run", refuse)
+    with pytest.raises(ConnectionRefusedError):
+        cli.main(["train"])
+
+
 def test_a_missing_package_is_named_with_its_extra(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

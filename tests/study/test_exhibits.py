@@ -9,7 +9,7 @@ import pytest
 import torch
 from study.fake_runs import digit_like_images, random_classifier
 
-from wassersmooth import transport
+from wassersmooth import Normalized, transport
 from wassersmooth.robustness.variations import label_flips
 from wassersmooth.study import exhibits
 from wassersmooth.study.report.pictures import _magnification, png, signed_picture
@@ -122,6 +122,61 @@ def test_black_images_have_no_neighborhood(tmp_path: Path) -> None:
     images, labels = torch.zeros(4, 1, 16, 16), torch.arange(4)
     kept = exhibits.load(exhibits.collect(random_classifier(), images, labels, tmp_path / "x", curve_images=4))
     assert any("not black" in note for note in kept.notes)
+
+
+def test_an_ensemble_with_two_normalizations_has_pixel_units_alone(tmp_path: Path) -> None:
+    images, labels = digit_like_images(6)
+    model = Mean(Normalized(random_classifier(), 0.5, 0.2), Normalized(random_classifier(), 0.5, 0.3))
+    kept = exhibits.load(exhibits.collect(model, images, labels, tmp_path / "x", curve_images=4, neighborhoods=False))
+    assert set(kept.facts["curve"]["errors"]) == {"fgsm_pixel", f"ifgsm{exhibits.CURVE_ITERATIONS}_pixel"}
+
+
+def test_an_image_of_one_pixel_has_no_transport(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 4))
+    images, labels = torch.rand(5, 3, 1, 1), torch.arange(5) % 4
+    kept = exhibits.load(exhibits.collect(model, images, labels, tmp_path / "x", curve_images=4, neighborhoods=False))
+    assert any("one pixel" in note for note in kept.notes)
+    assert kept.facts["curve"]["images"] == 4
+
+
+def test_a_curve_that_does_not_fit_into_memory_is_measured_in_smaller_batches(tmp_path: Path) -> None:
+    images, labels = digit_like_images(8)
+    model, curves = random_classifier(), []
+    for asked in (model, SmallMemory(model, most=3)):
+        path = exhibits.collect(asked, images, labels, tmp_path / "x", curve_images=8, neighborhoods=False)
+        curves.append(exhibits.load(path).facts["curve"])
+    assert curves[0] == curves[1]
+
+
+def test_a_broken_file_is_a_complaint(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"no safetensors at all")
+    with pytest.raises(ValueError, match=r"\w"):
+        exhibits.load(tmp_path / "x")
+
+
+class Mean(torch.nn.Module):
+    """An ensemble."""
+
+    def __init__(self, *members: torch.nn.Module) -> None:
+        super().__init__()
+        self.members = torch.nn.ModuleList(members)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.stack([member(images) for member in self.members]).mean(0)
+
+
+class SmallMemory(torch.nn.Module):
+    """Takes a few images at a time."""
+
+    def __init__(self, model: torch.nn.Module, most: int) -> None:
+        super().__init__()
+        self.model, self.most = model, most
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and len(images) > self.most:
+            raise torch.OutOfMemoryError("too many")
+        out: torch.Tensor = self.model(images)
+        return out
 
 
 def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -163,6 +163,27 @@ def test_the_record_of_a_study_adds_up_its_times(tmp_path: Path) -> None:
     assert found["seconds"] == pytest.approx(found["training_seconds"] + found["evaluation_seconds"], abs=0.01)
 
 
+def test_every_study_has_its_own_share_of_the_time(tmp_path: Path) -> None:
+    studies = [tmp_path / "first", tmp_path / "second"]
+    runs = [run for place in studies for run in experiment.train(tiny_study(tmp_path, epochs=1), "tiny", place, CPU, SILENT)]
+    experiment.measure(runs, SILENT, "cpu", "quick", 12)
+    assert all(json.loads((place / experiment.RECORD).read_text())["evaluation_seconds"] > 0 for place in studies)
+
+
+@pytest.mark.parametrize("error", [ValueError("a curve that cannot be drawn"), torch.OutOfMemoryError("no memory for it")])
+def test_pictures_that_fail_do_not_cost_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    run = trained(tmp_path)
+    monkeypatch.setattr(experiment.exhibits, "collect", refuse)
+    experiment.measure([run], Screen(), "cpu", "quick", 12)
+    assert json.loads((run.folder / "evaluation.json").read_text())["images"] == 12
+    assert f"{run.name}: without pictures: {error}" in capsys.readouterr().out
+
+
 def test_networks_are_measured_in_full_precision_whatever_they_were_trained_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

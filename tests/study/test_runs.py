@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from study.small_studies import tiny_run, train_to_the_end
 
-from wassersmooth.study import checkpoints, durable
+from wassersmooth.study import checkpoints, durable, provenance
 from wassersmooth.study.errors import RunStoppedError, StudyError
 from wassersmooth.study.runs import Run, runs_in
 
@@ -286,3 +286,9 @@ def test_a_read_only_file_system_is_one_line(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(RunStoppedError, match=r"a\.json cannot be written \(Read-only file system\)"):
         durable.write_json(tmp_path / "a.json", {})
+
+
+def test_a_password_does_not_get_into_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["wassersmooth", "sweep", "--storage", "postgresql://me:s3cr@t@db/x", "--storage=a://:p@b"])
+    command = provenance.describe(torch.device("cpu"))["command"]
+    assert command[1:] == ["sweep", "--storage", "postgresql://me:***@db/x", "--storage=a://:***@b"]

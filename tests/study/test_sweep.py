@@ -327,6 +327,44 @@ def test_a_point_whose_worker_raised_is_given_back(tmp_path: Path) -> None:
     assert sorted(done, key=str) == sorted(GRID.points(), key=str)
 
 
+def test_one_sign_of_life_that_fails_does_not_end_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = SharedGrid(GRID.points(), "test", str(tmp_path / "journal"), grace=0.2, recipe={})
+    trial = grid.next_trial(SILENT)
+    assert trial is not None
+    signs: list[float] = []
+
+    def sign(trial: object) -> None:
+        signs.append(time.time())
+        if len(signs) == 1:
+            raise OSError("the disk is busy")
+
+    monkeypatch.setattr(grid, "_sign", sign)
+    with grid.alive(trial):
+        deadline = time.time() + 10
+        while len(signs) < 3 and time.time() < deadline:
+            time.sleep(0.02)
+    assert len(signs) >= 3
+
+
+def test_points_are_attacked_in_full_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, bool]] = []
+    errors = sweep._errors
+
+    def noted(*given: object) -> tuple[float, float]:
+        seen.append((torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32))
+        return errors(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sweep, "_errors", noted)
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        study = tiny_study(tmp_path, epochs=1, precision="tf32")
+        sweep.sweep(study, Grid("euclidean", (0.1,)), "tiny", tmp_path / "sweep", CPU, SILENT)
+        assert seen == [(False, False)] * 2
+        assert torch.backends.cudnn.allow_tf32, "the next points are trained as they were asked to be"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
 def test_workers_must_agree_on_everything_else(tmp_path: Path) -> None:
     shared(tmp_path)
     with pytest.raises(StudyError, match="this sweep was begun with other values of recipe"):

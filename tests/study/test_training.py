@@ -10,9 +10,10 @@ import pytest
 import torch
 from study.small_studies import CPU, SILENT, tiny_run, tiny_study, train_to_the_end
 
+from wassersmooth._checks import NotFiniteError
 from wassersmooth.study import checkpoints, experiment
 from wassersmooth.study.data import Dataset, Part
-from wassersmooth.study.errors import RunStoppedError, StudyError
+from wassersmooth.study.errors import DivergedError, RunStoppedError, StudyError
 from wassersmooth.study.runs import Run
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.training import EVALUATION_BATCH, TrainingState, _require_finite, error, training
@@ -303,3 +304,27 @@ def test_remarks_on_the_data_are_said_once_for_all_runs(tmp_path: Path, capsys: 
     np.savez(study.data.dataset, images=stored["images"], labels=stored["labels"])
     experiment.train(study, "tiny", tmp_path / "a", CPU, Screen())
     assert capsys.readouterr().out.count("has no test images: 20% of its images are kept") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (
+            NotFiniteError("the loss must be finite; got nan"),
+            DivergedError,
+            "the loss is nan at step 1 .* lower --learning-rate",
+        ),
+        (ValueError("a matrix is not positive definite"), StudyError, "seed0: a matrix is not positive definite$"),
+        (ValueError("forward_mode does not run; use engine='finite_difference'"), StudyError, "forward_mode does not run"),
+    ],
+)
+def test_only_numbers_that_are_not_finite_are_taken_for_divergence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: ValueError, kind: type[StudyError], said: str
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(TrainingState, "make_step", lambda state: refuse)
+    with pytest.raises(StudyError, match=said) as caught:
+        experiment.train(tiny_study(tmp_path), "tiny", tmp_path / "study", CPU, SILENT)
+    assert type(caught.value) is kind

@@ -101,6 +101,10 @@ class EagerStep:
         return weight * terms.loss.detach(), weight * terms.penalty.detach()
 
 
+class NotPreparedError(RuntimeError):
+    """Fast gradients that could not be traced, compiled or captured. Nothing has moved yet."""
+
+
 class FastStep:
     """The traced, compiled and replayed gradients (:class:`wassersmooth.learning.fast.FastGradients`), then the optimizer."""
 
@@ -111,16 +115,23 @@ class FastStep:
     def __call__(self, images: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         if weight != 1:
             return self.eager(images, labels, weight)
-        with self.eager.autocast:
-            terms = self.gradients(images, labels, self.eager.noise)
+        try:
+            with self.eager.autocast:
+                terms = self.gradients(images, labels, self.eager.noise)
+        except ValueError:
+            raise  # about the data or a loss that is not finite: the eager step would say the same
+        except Exception as error:
+            if self.gradients.run is None:
+                raise NotPreparedError(_checks.first_line(error, 300)) from error
+            raise
         self.eager.optimizer.step()
         return terms.loss, terms.penalty
 
 
 class FallingBack:
-    """The fast step until it fails, then the eager one for good, with a warning that says why.
+    """The fast step, or the eager one for good where that cannot be prepared, with a warning that says why.
 
-    A failure while tracing or capturing comes before any weight has moved, so the same batch is simply taken again.
+    The same batch is simply taken again. A step that fails later has another reason, which the eager one would hide.
     """
 
     def __init__(self, fast: Step, eager: Step, what: str) -> None:
@@ -132,10 +143,7 @@ class FallingBack:
             return self.eager(images, labels, weight)
         try:
             return self.fast(images, labels, weight)
-        except ValueError:
-            raise  # about the data or a loss that is not finite: the eager step would say the same
-        except Exception as error:
-            reason = _checks.first_line(error, 300)
+        except NotPreparedError as reason:
             warnings.warn(f"{self.what} is not used from here on, the eager step is: {reason}", stacklevel=2)
             self.fast = None
             return self.eager(images, labels, weight)

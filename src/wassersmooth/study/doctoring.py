@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
 
+from wassersmooth import _checks
 from wassersmooth.learning.doctor import doctor as diagnose
+from wassersmooth.learning.terms import Objective
+from wassersmooth.model_state import untouched
 from wassersmooth.study import acceleration, data, models, provenance
 from wassersmooth.study.config import Study
 from wassersmooth.study.distributed import World
@@ -38,9 +42,22 @@ def doctor(study: Study, world: World, screen: Screen) -> None:
         screen.line(f"\n{text}")
         diagnosis = diagnose(model.train(), images, labels, point.metric(height, width))
         screen.line(str(diagnosis))
-        if not diagnosis.healthy:
+        complaint = _tried(point.objective((height, width), study.training.engine), model, images, labels)
+        if complaint:
+            screen.line(f"problem  does not train with --engine {study.training.engine}: {complaint}")
+        if complaint or not diagnosis.healthy:
             sick.append(text)
     if sick:
         raise StudyError(f"the doctor found problems with {', '.join(sick)}; they are listed above, each with its remedy")
     if world.device.type == "cpu" and torch.cuda.is_available():
         screen.line("note     there is a GPU, and --device says cpu")
+
+
+def _tried(objective: Objective, model: nn.Module, images: Tensor, labels: Tensor) -> str:
+    """One step of what would be trained, with the engine that was asked for; why it does not run, or nothing."""
+    with untouched(model, images.device, frozen=False):
+        try:
+            objective(model, images, labels).total.backward()  # type: ignore[no-untyped-call]
+        except (ValueError, RuntimeError) as error:
+            return _checks.first_line(error)
+    return ""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -20,9 +22,10 @@ from wassersmooth import _checks
 from wassersmooth.geometry import transport
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Wasserstein
-from wassersmooth.normalized import find_normalization
+from wassersmooth.normalized import find_units
 from wassersmooth.robustness.attacks import FGSM, IFGSM, WassersteinFGSM
 from wassersmooth.robustness.classifier import attacked, scores
+from wassersmooth.robustness.measurement import Measurement, Perturbation
 from wassersmooth.robustness.translations import translate
 from wassersmooth.study import durable
 
@@ -74,8 +77,6 @@ def collect(
         curve_images: how many images the error-against-epsilon curve is measured on.
         neighborhoods: whether to compute figure 1, which is the same for every model; it needs the extra ``ot``.
     """
-    from safetensors.torch import save
-
     _checks.batch("images", images)
     _checks.class_labels(labels, images)
     _checks.pixels("images", images)
@@ -89,13 +90,13 @@ def collect(
     with attacked(model, images) as inner:
         inner.eval()
         _collect_strips(inner, images[shown[:STRIPS]], labels[shown[:STRIPS]], tensors, facts)
-        _collect_perturbations(inner, images[shown[:PERTURBED]], labels[shown[:PERTURBED]], tensors, facts)
+        _collect_perturbations(inner, images[shown[:PERTURBED]], labels[shown[:PERTURBED]], tensors, facts, notes)
         facts["curve"] = _curve(inner, images[order[:curve_images]], labels[order[:curve_images]])
     if neighborhoods:
         _collect_neighborhoods(images[shown], tensors, facts, notes)
     path = Path(path)
     # the header of safetensors holds strings alone, a value per key
-    durable.write(path, save(tensors, metadata={"facts": json.dumps(facts), "notes": json.dumps(notes)}))
+    durable.write(path, safetensors.torch.save(tensors, metadata={"facts": json.dumps(facts), "notes": json.dumps(notes)}))
     return path
 
 
@@ -109,14 +110,15 @@ def neighborhoods_of(images: Tensor, labels: Tensor) -> Exhibits:
 
 
 def load(path: Path) -> Exhibits:
-    """Reads what :func:`collect` wrote; FileNotFoundError, or whatever a broken file raises."""
-    from safetensors import safe_open
-
+    """Reads what :func:`collect` wrote; FileNotFoundError where there is nothing, ValueError for a broken file."""
     if not path.is_file():
         raise FileNotFoundError(path)
-    with safe_open(str(path), framework="pt") as stored:
-        metadata = stored.metadata() or {}
-        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a dictionary
+    try:
+        with safetensors.safe_open(str(path), framework="pt") as stored:
+            metadata = stored.metadata() or {}
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a dictionary
+    except safetensors.SafetensorError as error:
+        raise ValueError(_checks.first_line(error)) from error
     facts, notes = json.loads(metadata.get("facts", "{}")), json.loads(metadata.get("notes", "[]"))
     if not isinstance(facts, dict) or not isinstance(notes, list):
         raise ValueError("its header is not the one of exhibits")
@@ -149,9 +151,12 @@ def _collect_strips(
 
 
 def _collect_perturbations(
-    model: nn.Module, images: Tensor, labels: Tensor, tensors: dict[str, Tensor], facts: dict[str, Any]
+    model: nn.Module, images: Tensor, labels: Tensor, tensors: dict[str, Tensor], facts: dict[str, Any], notes: list[str]
 ) -> None:
     height, width = images.shape[-2:]
+    if height * width == 1:
+        notes.append("Perturbations are left out: mass cannot move in an image of one pixel.")
+        return
     metric = Wasserstein(PixelGraph.grid(height, width, radius=TRANSPORT_RADIUS))
     fgsm, moved = FGSM(FGSM_LEVELS / 255), WassersteinFGSM(metric, TRANSPORT_EPSILON)
     versions = {"original": images, "fgsm": fgsm(model, images, labels), "wasserstein": moved(model, images, labels)}
@@ -165,12 +170,17 @@ def _collect_perturbations(
 def _curve(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Any]:
     """Errors in percent against epsilon, for one and for many steps, in each unit the model has."""
     curve: dict[str, Any] = {"images": len(images), "levels": [0, *LEVELS], "errors": {}}
-    clean = _error(model, images, labels, None)
-    for units in ("pixel", "normalized") if find_normalization(model) is not None else ("pixel",):
+    asked = Measurement(model, images, labels, seed=0)  # in batches that the device has memory for
+
+    def error(perturb: Perturbation) -> float:
+        return 100 * asked.wrong("curve", perturb).double().mean().item()
+
+    clean = error(lambda model, images, labels, generator: images)
+    for units in ("pixel", "normalized") if len(find_units(model)) == 1 else ("pixel",):
         one = [FGSM(level / 255, units) for level in LEVELS]
         many = [IFGSM(level / 255, level / 4 / 255, CURVE_ITERATIONS, units) for level in LEVELS]
-        curve["errors"][f"fgsm_{units}"] = [clean, *(_error(model, images, labels, attack) for attack in one)]
-        curve["errors"][f"ifgsm{CURVE_ITERATIONS}_{units}"] = [clean, *(_error(model, images, labels, a) for a in many)]
+        curve["errors"][f"fgsm_{units}"] = [clean, *map(error, one)]
+        curve["errors"][f"ifgsm{CURVE_ITERATIONS}_{units}"] = [clean, *map(error, many)]
     return curve
 
 
@@ -217,11 +227,6 @@ def _digits() -> Tensor:
 def _predicted(model: nn.Module, images: Tensor) -> Tensor:
     with torch.no_grad():
         return scores(model, images).argmax(1).cpu()
-
-
-def _error(model: nn.Module, images: Tensor, labels: Tensor, attack: FGSM | IFGSM | None) -> float:
-    changed = images if attack is None else attack(model, images, labels)
-    return 100 * (_predicted(model, changed) != labels.cpu()).double().mean().item()
 
 
 def _bytes(images: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from wassersmooth import _checks
 from wassersmooth._checks import NotFiniteError
 from wassersmooth.robustness.dossier import evaluate
 from wassersmooth.robustness.suites import WITH_AUTOATTACK
@@ -79,27 +80,24 @@ def measure(
     where = choose_device(device)
     acceleration.apply_settings(Machine(precision="float32"))  # an attack lives on small gradients: none is rounded away
     loaded: dict[tuple[Data, int | None], Dataset] = {}
-    record = runs[0].folder.parent / RECORD
     complaints: dict[Path, StudyError] = {}
-    with screen.bars(), clocked(record, "evaluation_seconds", screen.line) if record.exists() else nullcontext():
+    with screen.bars():
         for run in _shared_out(runs, screen):
-            wanted = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
-            count = test_images or run.config.evaluation.test_images
-            key = (wanted, count if split == "test" else None)
-            if key not in loaded:
-                loaded[key] = data.load(*key)
-            part = loaded[key].test if split == "test" else _held_out(loaded[key], count, run)
-            hard = autoattack_images or run.config.evaluation.autoattack_images
-            asked = (suite or run.config.evaluation.suite, hard, where, screen, pictures, split)
-            try:
-                model = run.load_model(loaded[key])
-            except StudyError as error:
-                complaints[run.folder] = error
-            else:
-                if complaint := _measure_one(run, model, part, *asked):
-                    complaints[run.folder] = RunStoppedError(complaint)
-            if run.folder in complaints:
-                screen.line(f"{run.name}: could not be measured")
+            record = run.folder.parent / RECORD
+            with clocked(record, "evaluation_seconds", screen.line) if record.exists() else nullcontext():
+                wanted = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
+                count = test_images or run.config.evaluation.test_images
+                key = (wanted, count if split == "test" else None)
+                if key not in loaded:
+                    loaded[key] = data.load(*key)
+                part = loaded[key].test if split == "test" else _held_out(loaded[key], count, run)
+                hard = autoattack_images or run.config.evaluation.autoattack_images
+                asked = (suite or run.config.evaluation.suite, hard, where, screen, pictures, split)
+                try:
+                    _measure_one(run, run.load_model(loaded[key]), part, *asked)
+                except StudyError as error:
+                    complaints[run.folder] = error
+                    screen.line(f"{run.name}: could not be measured")
     if measured := [run for run in runs if run.folder not in complaints]:
         show_errors(measured, screen, split)
     if complaints:
@@ -168,8 +166,8 @@ def _measure_one(
     screen: Screen,
     pictures: bool,
     split: str,
-) -> str | None:
-    """Returns why the run could not be measured, or None."""
+) -> None:
+    """RunStoppedError where the run cannot be measured."""
     model = model.to(device)
     images, labels = part.images.to(device), part.labels.to(device)
     weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
@@ -180,7 +178,7 @@ def _measure_one(
     path = run.folder / EVALUATIONS[split]
     if _holds(path, asked):
         screen.line(f"{run.name}: measured before")
-        return None
+        return
     task = screen.task(f"measuring {run.name}", 1)
 
     def progress(done: int, total: int, name: str) -> None:
@@ -191,12 +189,15 @@ def _measure_one(
     try:
         memory = MeasuredRows(run.folder / MEASURED[split], subject | {"device": device.type}, provenance.origin(device))
         report = evaluate(model, images, labels, suite, progress, generator, autoattack_images, memory)
-        if pictures and split == "test":
-            exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
     except ValueError as error:  # the library's own complaints are one line with a remedy already
-        diverged = "; training has diverged: lower --learning-rate or eta, and train it in another --output"
-        trained_here = run.config.preset != own_models.PRESET
-        return f"{run.folder}: {error}{diverged if trained_here and isinstance(error, NotFiniteError) else ''}"
+        diverged = isinstance(error, NotFiniteError) and run.config.preset != own_models.PRESET
+        remedy = "; training has diverged: lower --learning-rate or eta, and train it in another --output" if diverged else ""
+        raise RunStoppedError(f"{run.folder}: {error}{remedy}") from error
+    if pictures and split == "test":
+        try:
+            exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
+        except (ValueError, torch.OutOfMemoryError) as error:  # what was measured must not be lost for want of pictures
+            screen.line(f"{run.name}: without pictures: {_checks.first_line(error)}")
     here, *elsewhere = evaluated = memory.origins()
     here["rows"].append("masking")  # its checks are made anew each time
     found = json.loads(report.to_json()) | asked | {"evaluated": evaluated}
@@ -205,7 +206,6 @@ def _measure_one(
     if split == "test":
         durable.write(run.folder / "report.md", report.to_markdown().encode())
     durable.write_json(path, found)  # last: it has been measured
-    return None
 
 
 def _holds(path: Path, asked: dict[str, object]) -> bool:

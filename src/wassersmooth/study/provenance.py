@@ -6,6 +6,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -28,8 +29,13 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "command": [_program(), *sys.argv[1:]],
+        "command": [_program(), *map(_without_password, sys.argv[1:])],
     }
+
+
+def _without_password(word: str) -> str:
+    """A database's URL may hold one, and results are published."""
+    return re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", word)
 
 
 def origin(device: torch.device) -> dict[str, Any]:

@@ -191,7 +191,10 @@ def _strip(runs: Sequence[Run]) -> dict[str, Any] | None:
         path = run.folder / "exhibits.safetensors"
         if not path.is_file():
             return None
-        kept = exhibits.load(path)
+        try:
+            kept = exhibits.load(path)
+        except ValueError as error:
+            raise StudyError(f"{path} cannot be read ({error}); move it and evaluation.json away, and evaluate again") from None
         shifts = list(kept.facts["strip"]["shifts"])
         frames = kept.tensors["strip/frames"][0]
         image = frames[shifts.index(0)]

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class SharedGrid:
                 load_if_exists=True,
             )
         except Exception as error:  # a database's own errors come in many classes
-            raise StudyError(f"--storage {storage}: cannot be used ({str(error).splitlines()[0]})") from None
+            raise StudyError(f"--storage {storage}: cannot be used ({_checks.first_line(error)})") from None
         known = self.study.user_attrs.get("recipe")
         if known is None:
             self.study.set_user_attr("recipe", recipe)
@@ -119,7 +119,8 @@ class SharedGrid:
 
         def sign() -> None:
             while not done.wait(self.grace / 10):
-                self._sign(trial)
+                with suppress(Exception):  # a write that fails once, on a busy disk or database: the next one may not
+                    self._sign(trial)
 
         thread = threading.Thread(target=sign, daemon=True)
         thread.start()

@@ -14,7 +14,7 @@ import tyro
 from wassersmooth.robustness.attacks import IFGSM
 from wassersmooth.robustness.measurement import Measurement
 from wassersmooth.study import acceleration, data, durable, figures, models
-from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig, Study
+from wassersmooth.study.config import FREE_TO_CHANGE, Machine, RunConfig, Study
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
 from wassersmooth.study.errors import DivergedError, StudyError
@@ -169,10 +169,12 @@ def _measure(
     trainings = [_training(run, loaded, world, screen, diverged) for group in runs for run in group]
     acceleration.take_turns(trainings, world.device, study.machine.parallel)
     found = []
+    acceleration.apply_settings(Machine(precision="float32"))  # as evaluate does: what is chosen is judged alike
     for point, group in zip(points, runs, strict=True):
         errors = [(100.0, 100.0) if run in diverged else _errors(run, loaded, world) for run in group]
         clean, robust = (sum(column) / len(errors) for column in zip(*errors, strict=True))
         found.append(Measured(point, clean, robust, len(errors)))
+    acceleration.apply_settings(study.machine)
     return found
 
 
