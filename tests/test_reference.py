@@ -5,12 +5,19 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 import wassersmooth as ws
+from wassersmooth import version
 from wassersmooth.geometry.operators import Cometric
+from wassersmooth.learning import agreement
+from wassersmooth.study.paper import published_models
+from wassersmooth.study.runs import Run
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text()
 FAMILIES = (ws.attacks, ws.calculus, ws.engines, ws.transport, ws.variations)
@@ -26,6 +33,9 @@ def public_calls() -> dict[str, Callable[..., Any]]:
     found |= {f"L.{name}": value for name, value in vars(Cometric).items()}
     found |= {"ws.PixelGraph.grid": ws.PixelGraph.grid, "metric.cometric": ws.Wasserstein.cometric}
     found |= {"ws.DirectionalPenalty.from_attack": ws.DirectionalPenalty.from_attack}
+    found |= {f"{agreement.__name__}.gap": agreement.gap, f"{Run.__module__}.Run.at": Run.at}
+    found |= {f"{Run.__module__}.Run.load_model": Run.load_model}
+    found |= {f"{published_models.__name__}.load_published": published_models.load_published}
     return {name: call for name, call in found.items() if callable(call) and "._" not in name and name not in INTERNAL}
 
 
@@ -55,8 +65,27 @@ def _belongs(value: object, family: ModuleType) -> bool:
 
 def test_the_page_has_every_public_call_as_it_is_spelled() -> None:
     expected = {spelled(name, call) for name, call in public_calls().items()}
-    written = set(re.findall(r"^\| `((?:ws|L|metric)\.[^`]*)`", PAGE, re.MULTILINE))
+    written = set(re.findall(r"^\| `((?:ws|L|metric|wassersmooth)\.[^`]*)`", PAGE, re.MULTILINE))
     assert written == expected
+
+
+def test_the_page_names_what_is_public_and_not_called() -> None:
+    """Of the families that are gathered; the others hold constants of their own."""
+    families = (ws.attacks, ws.variations)
+    named = {f"ws.{_last(family)}.{name}": value for family in families for name, value in vars(family).items()}
+    values = {name for name, value in named.items() if "._" not in name and not callable(value)}
+    assert values == {"ws.variations.PARAMETERS"}
+    assert all(f"`{name}`" in PAGE for name in values | {"ws.__version__"})
+
+
+def test_the_version_is_that_of_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ws.__version__ == metadata.version("wassersmooth")
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert version.installed() == "unknown"
 
 
 def test_the_parts_of_a_report_are_there() -> None:

@@ -21,3 +21,4 @@ from wassersmooth.robustness import attacks as attacks
 from wassersmooth.robustness import variations as variations
 from wassersmooth.robustness.dossier import evaluate as evaluate
 from wassersmooth.robustness.report import Report as Report
+from wassersmooth.version import __version__ as __version__

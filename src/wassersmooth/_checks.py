@@ -1,19 +1,19 @@
 """Every complaint about bad input is worded here: what was received, what was expected, and the remedy.
 
-Shapes and dtypes are checked always. Values cost a look at the data (on CUDA, a synchronization), so they are checked in
-eager mode only: not while compiling, not while a CUDA graph is captured, and not under ``torch.func`` transforms, where a
-tensor has no single value to look at.
+Shapes and dtypes are checked always, values where they are visible (:mod:`wassersmooth.visibility`).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from wassersmooth.visibility import values_are_visible
 
 FLOATS = (torch.float32, torch.float64)
 ROUNDING = 1e-3  # above 1: one step of float16, in which images may have been stored or changed
@@ -27,32 +27,18 @@ class MissingExtraError(ImportError):
     """An optional package that is not installed; the message is the command that installs it."""
 
 
-def values_are_visible(*tensors: Tensor) -> bool:
-    """Whether the numbers in these tensors may be looked at now (see the note at the top of this file)."""
-    return not recording(*tensors) and not any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
-
-
-def recording(*tensors: Tensor) -> bool:
-    """Whether operations are being written down for later, by the compiler, a tracer, or into a CUDA graph."""
-    return tracing() or capturing(*tensors)
-
-
-def tracing() -> bool:
-    """Whether the compiler or a tracer writes operations down: then tensors have no values."""
-    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")  # slow to import; who has not, does not trace
-    return torch.compiler.is_compiling() or (tracer is not None and tracer.get_proxy_mode() is not None)
-
-
-def capturing(*tensors: Tensor) -> bool:
-    """Whether a CUDA graph is being captured: tensors have values, but none may be looked at, or come from the CPU."""
-    return any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing()
-
-
 def choice(name: str, received: object, known: Iterable[object]) -> None:
-    """An option that is one of a few names."""
+    """An option that is one of a few names, numbers or flags, and of its kind: True is not 1, and neither is 1.0."""
     options = tuple(known)
-    if received not in options:
+    if not any(_kind(received) is _kind(option) and received == option for option in options):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {received!r}")
+
+
+def _kind(value: object) -> type:
+    """NumPy's own are as good as Python's."""
+    if isinstance(value, bool | np.bool_):
+        return bool
+    return next((kind for kind in (str, Integral) if isinstance(value, kind)), type(value))
 
 
 def positive_integer(name: str, received: object, remedy: str = "") -> int:
@@ -65,6 +51,12 @@ def positive_integer(name: str, received: object, remedy: str = "") -> int:
 def plain_number(received: Any) -> Any:
     """A number of NumPy's, or of another kind, as the float that torch, a repr and the compiler know; all else as it is."""
     return float(received) if isinstance(received, Real) and type(received).__module__ != "builtins" else received
+
+
+def shortest(number: float) -> str:
+    """As a repr writes a number: 0.5 and 1 as they are, and no number as another one."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 def non_negative_number(name: str, received: object, remedy: str = "") -> float:
@@ -281,9 +273,10 @@ def module(received: object) -> None:
 
 def metric(received: object) -> None:
     """Something that gives every image its cometric."""
-    if not callable(getattr(received, "cometric", None)):
+    if isinstance(received, type) or not callable(getattr(received, "cometric", None)):
+        got = f"the class {received.__name__} itself" if isinstance(received, type) else type(received).__name__
         raise ValueError(
-            f"metric must be a metric such as Euclidean() or Wasserstein(graph); got {type(received).__name__}; "
+            f"metric must be a metric such as Euclidean() or Wasserstein(graph); got {got}; "
             "a PixelGraph is wrapped as Wasserstein(graph)"
         )
 

@@ -204,3 +204,20 @@ def test_call_refuses(name: str) -> None:
     with pytest.raises(ValueError, match=words) as error:
         call()
     assert_explains(str(error.value), minimum=25)
+
+
+@pytest.mark.parametrize("uniform", [1, 0, 1.0, "True", None, torch.tensor(True)])
+def test_a_flag_is_true_or_false_and_no_number(uniform: object) -> None:
+    with pytest.raises(ValueError, match="uniform must be one of False, True; got"):
+        ws.Wasserstein(GRAPH, uniform=uniform)  # type: ignore[arg-type]
+
+
+def test_names_and_flags_of_numpy_will_do() -> None:
+    graph = ws.PixelGraph.grid(4, 5, 1, np.str_("square"))  # type: ignore[arg-type]
+    assert ws.Wasserstein(graph, np.str_("unit"), uniform=np.bool_(False)) == WASSERSTEIN  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [ws.Euclidean, ws.Wasserstein])
+def test_a_class_is_no_metric(kind: type) -> None:
+    with pytest.raises(ValueError, match=rf"metric must be .* got the class {kind.__name__} itself"):
+        ws.calculus.gradient(lambda x: x.sum((1, 2, 3)), image(), kind)  # type: ignore[arg-type]

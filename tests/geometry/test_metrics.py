@@ -156,3 +156,10 @@ def test_works_without_gradients(case: OperatorCase, device: str) -> None:
     x, v = case.images(device=device), case.covectors(device=device).requires_grad_()
     metric.cometric(x).quad(v).sum().backward()
     assert v.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("mass", "text"), [(0.0, "0"), (1, "1"), (0.25, "0.25"), (1e-5, "1e-05"), (0.123456789, "0.123456789")]
+)
+def test_repr_has_the_mass_to_its_last_digit(mass: float, text: str) -> None:
+    assert f", mass={text}, " in repr(ws.Wasserstein(ws.PixelGraph.grid(4, 4, 1), mass=mass))

@@ -1,6 +1,8 @@
 """Random numbers that a compiled step needs twice: every operator that draws is remembered, or refused."""
 
 import copy
+import subprocess
+import sys
 import types
 
 import pytest
@@ -12,6 +14,7 @@ from torch.overrides import get_overridable_functions
 from tests.compare import assert_matches
 from tests.learning.zoo import batch
 from wassersmooth import PixelGraph, Wasserstein
+from wassersmooth.learning import draws as module
 from wassersmooth.learning.attention import SUBSTITUTES
 from wassersmooth.learning.draws import RULES, Draws, _tagged_names
 from wassersmooth.learning.objectives import GradientPenalty
@@ -148,10 +151,23 @@ def test_what_cannot_be_repeated_is_refused_in_a_further_pass(name, call):
         seeded(call)
 
 
+def tagged_in_all_of_torch():
+    """By a private list of every operator, with or without a function of its name."""
+    found = set()
+    for schema in torch._C._jit_get_all_schemas():
+        space, _, name = schema.name.rpartition("::")
+        overload = torch._C._get_operation_overload(schema.name, schema.overload_name) if space == "aten" else None
+        if overload is not None and torch.Tag.nondeterministic_seeded in overload[2]:
+            found.add(name)
+    return found
+
+
 def test_nothing_in_torch_draws_unseen():
     """By the tag that torch gives to its operators, and by the names in its functions that are written in Python."""
-    tagged = _tagged_names()
-    assert {"bernoulli_", "randperm", "feature_dropout", "rrelu_"} <= tagged
+    Draws()  # fills the rules
+    tagged = tagged_in_all_of_torch()
+    assert {"bernoulli_", "randperm", "feature_dropout", "rrelu_"} <= _tagged_names() <= tagged
+    assert set(module._named(tagged)) <= set(RULES)
     unseen = [
         function
         for functions in get_overridable_functions().values()
@@ -203,3 +219,34 @@ def test_a_compiled_step_names_the_draw_that_it_cannot_repeat(name):
     step, _ = compiled_penalty([REFUSED[name]])
     with pytest.raises(RuntimeError, match=f"random numbers by {name}, which cannot be repeated"):
         step()
+
+
+def test_a_compiled_step_leaves_the_compilers_list_of_functions_as_it_was_and_stays_right():
+    """Also on later calls, when the list is short again, and when the step is compiled once more."""
+    shown = module._shown_to_modes()
+    before = set(shown)
+    assert torch.rand_like not in before  # or there would be nothing to add
+    objective, (images, labels) = GradientPenalty(METRIC, 1.0, of="logits", engine="forward_mode"), batch()
+    model = Everything([torch.rand_like, REMEMBERED["F.dropout"]])
+
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=False)  # another size is compiled anew
+    def step(count):
+        return objective(model, images[:count], labels[:count]).penalty
+
+    for count in (4, 4, 3, 4):
+        penalty = step(count)
+        (gradient,) = torch.autograd.grad(penalty, model.weight)
+        assert_matches((gradient * model.weight).sum(), 2 * penalty, 1e-10)
+        assert shown == before
+
+
+def test_a_compiler_without_the_list_is_told_in_one_line(monkeypatch):
+    """Asked by itself: this compiler would miss the name too."""
+    monkeypatch.delattr("torch._dynamo.variables.torch.get_overridable_functions")
+    with pytest.raises(RuntimeError, match=r"random numbers cannot be repeated in a compiled step .* take the step eagerly"):
+        module._show_every_draw_to_modes()
+
+
+def test_the_import_needs_none_of_torchs_private_lists_and_looks_nothing_up():
+    code = "import torch; del torch._C._jit_get_all_schemas; from wassersmooth.learning import draws; assert not draws.RULES"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

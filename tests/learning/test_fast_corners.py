@@ -2,7 +2,10 @@
 
 import copy
 import gc
+import sys
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -290,3 +293,29 @@ def test_constants_of_any_kind_have_a_fingerprint():
 
     graphs = [elementary(function, (torch.rand(2),)) for _ in range(2)]
     assert compiled._fingerprint(graphs[0]) == compiled._fingerprint(graphs[1])
+
+
+def test_threads_share_what_is_compiled(monkeypatch):
+    """Two may want to forget the oldest one at once; and whoever comes second takes what the first has made."""
+    monkeypatch.setattr(compiled, "_known", {})
+    monkeypatch.setattr(compiled, "MOST", 2)
+    monkeypatch.setattr(compiled, "_fingerprint", lambda graph: "")  # takes most of the time
+    graph, together = elementary(torch.sin, (torch.rand(2),)), threading.Barrier(8, timeout=60)
+
+    def compile_at_once():
+        together.wait()
+        return object()
+
+    def ask_for_many(_):
+        for turn in range(3000):
+            assert compiled.shared(graph, turn % 7, lambda turn=turn: turn % 7) == turn % 7
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(lambda _: compiled.shared(graph, "same", compile_at_once), range(8)))) == 1
+            list(pool.map(ask_for_many, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(compiled._known) == 2

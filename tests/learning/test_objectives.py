@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from tests.learning.zoo import batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
 from wassersmooth.learning.dual_norm import DualNorm
 from wassersmooth.learning.engines import FiniteDifference, ForwardMode
-from wassersmooth.learning.losses import cross_entropy
+from wassersmooth.learning.losses import cross_entropy, square
 from wassersmooth.learning.objectives import (
     AdversarialTraining,
     DirectionalPenalty,
@@ -274,3 +275,39 @@ def test_the_value_of_the_reference_is_the_value_of_the_objective():
     images = images * torch.tensor([1.0, 0.1, 0.01, 0.5], dtype=torch.float64).reshape(-1, 1, 1, 1)
     expected = gradient_penalty(model, images, labels, METRIC, 0.3)
     assert_matches(GradientPenalty(METRIC, 0.3)(model, images, labels).penalty, expected, 1e-10)
+
+
+def test_attacked_images_have_the_loss_of_the_penalty():
+    """Or the one that is given; both only where they are the same."""
+    penalty = GradientPenalty(METRIC, 0.3, loss="square")
+    model, (images, labels) = smooth_net(), batch()
+    expected = Plain("square")(model, sign_attack(model, images, labels), labels).loss
+    for objective in (
+        AdversarialTraining(sign_attack, "square"),
+        AdversarialTraining(sign_attack, penalty=penalty),
+        AdversarialTraining(sign_attack, "square", penalty),
+        AdversarialTraining(sign_attack, square, penalty),
+    ):
+        assert_matches(objective(model, images, labels).loss, expected, 1e-12)
+        assert "loss='square'" in repr(objective)
+    for loss in ("cross_entropy", cross_entropy):
+        with pytest.raises(ValueError, match=r"loss must be that of the penalty, 'square'; got '?cross_entropy'?; give it"):
+            AdversarialTraining(sign_attack, loss, penalty)
+    with pytest.raises(ValueError, match="loss must be one of"):
+        AdversarialTraining(sign_attack, "squared")
+    assert repr(AdversarialTraining(sign_attack)) == (
+        "AdversarialTraining(attack=sign_attack, loss='cross_entropy', penalty=None)"
+    )
+
+
+@pytest.mark.parametrize("power", [True, 1.0, "1", 3])
+def test_the_power_is_one_or_two(power):
+    with pytest.raises(ValueError, match=r"power must be one of 1, 2; got"):
+        GradientPenalty(METRIC, 0.3, power=power)
+    assert GradientPenalty(METRIC, 0.3, power=np.int64(1)) == GradientPenalty(METRIC, 0.3, power=1)
+
+
+def test_a_class_is_no_metric():
+    for kind in (Euclidean, Wasserstein, DualNorm):
+        with pytest.raises(ValueError, match=rf"metric must be .* got the class {kind.__name__} itself"):
+            GradientPenalty(kind, 0.3)

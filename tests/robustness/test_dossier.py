@@ -2,6 +2,7 @@
 
 import copy
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from wassersmooth.normalized import Normalized
 from wassersmooth.robustness import measurement, suites
 from wassersmooth.robustness.attacks import FGSM, IFGSM
+from wassersmooth.robustness.corruptions import PARAMETERS, Corruption
 from wassersmooth.robustness.dossier import evaluate
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.robustness.translations import label_flips
@@ -353,3 +355,15 @@ def test_a_handful_of_images_gives_no_verdict(count, verdict):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
     labels = torch.zeros(count, dtype=torch.long)
     assert evaluate(model, torch.rand(count, 1, 4, 4), labels, suite="quick", seed=0).verdict == verdict
+
+
+def test_what_is_rarely_given_is_given_by_name():
+    _, images, labels = bad(lambda p: {}).values()
+    with pytest.raises(TypeError, match="positional"):
+        evaluate(trained(), images, labels, "quick", None, None, 10)
+
+
+def test_options_are_told_to_type_checkers_from_one_list():
+    """The dictionaries that options are looked up in have the same names."""
+    assert tuple(PARAMETERS) == get_args(Corruption)
+    assert tuple(suites.LIMITS) == suites.SUITES == get_args(suites.Suite)

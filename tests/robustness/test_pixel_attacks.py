@@ -16,6 +16,7 @@ from torch import nn
 from wassersmooth.normalized import Normalized
 from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, Attack, AutoAttack, Square, WassersteinFGSM, WassersteinPGD
 from wassersmooth.robustness.classifier import gradient, loss_per_image
+from wassersmooth.robustness.suites import rows
 
 
 def case(device="cpu", dtype=torch.float32, count=40, eta_sq=0.0):
@@ -303,7 +304,7 @@ def test_numbers_of_numpy_are_numbers(kind):
         lambda number, whole: WassersteinPGD(METRIC, number(0.5), whole(3)),
     ):
         attack = make(kind, np.int64)
-        assert repr(attack) == repr(make(float, int))
+        assert repr(attack) == repr(make(lambda number: float(kind(number)), int))
         assert type(attack.epsilon) is float
         assert isinstance(attack, AutoAttack) or attack(model, images, labels).shape == images.shape
     for make in (lambda: FGSM(kind(-1)), lambda: FGSM(kind("nan")), lambda: FGSM(np.bool_(True))):
@@ -430,3 +431,32 @@ def test_the_public_names():
 
     for name in ("FGSM", "IFGSM", "PGD", "WassersteinFGSM", "WassersteinPGD", "AutoAttack", "Square"):
         assert issubclass(getattr(attacks, name), Attack)
+
+
+@pytest.mark.parametrize("epsilon", [0.0123456789, 1 / 3, 8 / 255, 0.8 / 255, 8 * (1 / 255), 0.1 + 0.2, 2**-30, 1e-5, 0.2, 1.0])
+def test_two_attacks_with_one_repr_are_equal(epsilon):
+    """What was measured is stored under the repr, so a number reads back as exactly itself."""
+    read = eval(repr(FGSM(epsilon)))
+    assert read == FGSM(epsilon)
+    assert read.epsilon == epsilon
+
+
+def test_the_reprs_that_results_are_stored_under_stay_as_they_are():
+    stored = {
+        "fgsm_25_normalized": "FGSM(epsilon=25/255, units='normalized')",
+        "ifgsm20_8_pixel": "IFGSM(epsilon=8/255, step=2/255, iterations=20, units='pixel')",
+        "pgd20_margin_1_pixel": (
+            "PGD(epsilon=1/255, step=0.25/255, iterations=20, norm='linf', random_start=True, restarts=1, loss='margin')"
+        ),
+        "pgd20_l2_0.5_pixel": (
+            "PGD(epsilon=0.5, step=0.1, iterations=20, norm='l2', random_start=True, restarts=1, loss='margin')"
+        ),
+        "wasserstein20_0.5_unit_r2": (
+            "WassersteinPGD(metric=Wasserstein(PixelGraph.grid(32, 32, radius=2, neighborhood='square', weight='constant'), "
+            "scale='unit', mass=0, uniform=False), epsilon=0.5, iterations=20, loss='margin')"
+        ),
+        "autoattack_2_pixel": "AutoAttack(epsilon=2/255, norm='linf', version='standard')",
+    }
+    found = {row.name: row.description for row in rows("full", (32, 32), normalized=True, random=False)}
+    assert {name: found[name] for name in stored} == stored
+    assert repr(Square(8 / 255)) == "Square(epsilon=8/255, queries=1000, start_share=0.8)"

@@ -272,3 +272,27 @@ def test_digits_are_what_the_tests_think_they_are():
     images = digits()[0]
     assert images.min() == 0
     assert images.max() == 1
+
+
+DEFORMATIONS = {
+    "rotate": lambda x: variations.rotate(x, 30.0),
+    "scale": lambda x: variations.scale(x, 1.3),
+    "elastic": lambda x: variations.elastic(x, 2.0, generator=torch.Generator().manual_seed(0)),
+}
+
+
+@pytest.mark.parametrize("deform", DEFORMATIONS.values(), ids=DEFORMATIONS.keys())
+@pytest.mark.parametrize(("value", "message"), [(torch.nan, "must be finite"), (-0.1, "non-negative"), (2.0, r"in \[0, 1\]")])
+def test_a_deformation_refuses_a_pixel_that_noise_refuses(deform, value, message):
+    images = pictures()
+    images[1, 0, 3, 4] = value
+    with pytest.raises(ValueError, match=message):
+        deform(images)
+
+
+@pytest.mark.parametrize("deform", DEFORMATIONS.values(), ids=DEFORMATIONS.keys())
+def test_a_deformed_image_stays_between_its_own_extremes(deform):
+    """Whatever images stand beside it: constant ones stay what they are, to the last digit."""
+    levels = torch.tensor([0.0, 0.1, 0.3, 1 / 3, 0.7, 1.0])[:, None, None, None]
+    images = levels.expand(-1, 3, 24, 24).contiguous()
+    assert torch.equal(deform(images), images)

@@ -60,6 +60,10 @@ def test_the_frontier_trains_as_the_quick_study_does_at_many_points() -> None:
             GradientPenalty(Wasserstein(PixelGraph.grid(8, 8, 2), mass=0.5), 0.3, power=1),
         ),
         ("tikhonov-euclidean:eta=0.3", Tikhonov(Euclidean(), 0.3)),
+        (
+            "tikhonov-curvature:eta=0.3,radius=2",
+            Tikhonov(Wasserstein(PixelGraph.grid(8, 8, 2)), 0.3, laplacian=None),
+        ),
     ],
 )
 def test_a_regularizer_is_the_objective_it_says(text: str, expected: Objective) -> None:

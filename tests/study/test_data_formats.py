@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from study.official_files import RANDOM, cifar_batch, idx, write_cifar10_binary, write_mnist
 
 from wassersmooth.study import data
 from wassersmooth.study.config import Data
-from wassersmooth.study.data_formats import read_cifar_python, read_idx, read_npz
+from wassersmooth.study.data_formats import read_cifar_python, read_idx, read_image_folder, read_npz
 from wassersmooth.study.errors import StudyError
 
 
@@ -267,6 +268,50 @@ def test_an_image_folder_of_gray_images_without_test_images(tmp_path: Path) -> N
     assert (len(found.train), len(found.test), found.classes, found.channels) == (12, 3, 3, 1)
 
 
+def test_gray_images_among_colored_ones_become_colored(tmp_path: Path) -> None:
+    write_pictures(tmp_path / "train" / "cat", mode="L")
+    write_pictures(tmp_path / "train" / "dog", mode="L")
+    write_pictures(tmp_path / "test" / "cat")
+    write_pictures(tmp_path / "test" / "dog", mode="L")
+    found = data.load(Data(dataset=str(tmp_path), validation=0.0))
+    assert found.channels == found.test.images.shape[1] == 3
+    assert torch.equal(found.train.images[:, 0], found.train.images[:, 2])
+    assert sorted(int(torch.equal(x[0], x[2])) for x in found.test.images) == [0] * 3 + [1] * 3
+
+
+def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    levels = np.linspace(0, 65535, 48).astype(np.uint16).reshape(6, 8)
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        image_module.fromarray(levels).save(tmp_path / name / "0.png")
+        image_module.fromarray(levels[::-1].copy()).save(tmp_path / name / "1.png")
+    found = read_image_folder(tmp_path, ["cat", "dog"], None)
+    np.testing.assert_array_equal(found.images[0, 0], np.round(levels / 257))
+
+
+@pytest.mark.parametrize("dataset", ["digits", "arrays.npz"])
+def test_an_image_size_is_for_folders(dataset: str) -> None:
+    with pytest.raises(StudyError, match=f"--image-size is for a folder of images; got 32 with {dataset}"):
+        data.load(Data(dataset=dataset, image_size=32))
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "complaint"),
+    [
+        (np.full((4, 5, 5), np.nan, np.float32), np.arange(4), "got 100 values that are NaN or infinite; clean the data"),
+        (np.linspace(-1, 1, 100, dtype=np.float32).reshape(4, 5, 5), np.arange(4), r"got -1 to 1; \(images \+ 1\) / 2"),
+        (np.linspace(0, 255, 100, dtype=np.float32).reshape(4, 5, 5), np.arange(4), "got 0 to 255; divide by 255"),
+        (np.zeros((4, 5, 5), np.uint8), np.eye(4, dtype=np.int64), r"got shape \(4, 4\); take labels\.argmax\(1\)"),
+        (np.zeros((4, 5, 5), np.uint8), np.eye(4), r"got shape \(4, 4\); take labels\.argmax\(1\)"),
+    ],
+)
+def test_the_remedy_fits_the_mistake(tmp_path: Path, images: np.ndarray, labels: np.ndarray, complaint: str) -> None:
+    np.savez(tmp_path / "a.npz", images=images, labels=labels)
+    with pytest.raises(StudyError, match=complaint):
+        read_npz(tmp_path / "a.npz")
+
+
 def test_images_of_several_sizes_need_image_size(tmp_path: Path) -> None:
     write_pictures(tmp_path / "cat", (8, 6))
     write_pictures(tmp_path / "dog", (9, 6))
@@ -288,6 +333,8 @@ def test_classes_must_agree_and_be_two_at_least(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="at least 2 classes"):
         data.load(Data(dataset=str(tmp_path)))
     write_pictures(tmp_path / "train" / "dog")
-    write_pictures(tmp_path / "test" / "cat")
-    with pytest.raises(StudyError, match="expected the classes of"):
+    write_pictures(tmp_path / "test" / "dog", count=2)
+    assert data.load(Data(dataset=str(tmp_path))).test.labels.tolist() == [1, 1]  # no cat among them: classes stay as they are
+    write_pictures(tmp_path / "test" / "eel")
+    with pytest.raises(StudyError, match=r"has classes that .*train has not, such as eel"):
         data.load(Data(dataset=str(tmp_path)))

@@ -128,7 +128,7 @@ def test_a_result_that_cannot_be_read_is_measured_again(tmp_path: Path, damage: 
 
 
 def test_a_complaint_of_the_library_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
         raise ValueError("images must be this; got that")
 
     run = trained(tmp_path)
@@ -291,7 +291,7 @@ def test_the_screen_shows_the_strongest_attacks_of_any_suite(tmp_path: Path, cap
 def test_autoattack_on_fewer_images_is_said_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(tmp_path)
     record = measure(run)
-    for few, line in ((5, "AutoA.: the first 5 of these images"), (12, "")):
+    for few, line in ((5, "AutoA.: on 5 of these images"), (12, "")):
         entries = [*record["entries"], {"name": "autoattack_8_pixel", "images": few}]  # type: ignore[misc]
         errors = record["errors"] | {"autoattack_8_pixel": 99.0}  # type: ignore[operator]
         (run.folder / "evaluation.json").write_text(json.dumps(record | {"errors": errors, "entries": entries}))

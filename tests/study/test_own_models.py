@@ -132,8 +132,14 @@ def test_what_is_to_be_known_of_the_data_is_said(here: Path, capsys: pytest.Capt
     np.savez(here / "dark.npz", images=images, labels=labels)
     assert evaluate("their_models:bare", "--dataset", "dark.npz", "--suite", "quick") == 0
     shown = capsys.readouterr().out
-    assert "dark.npz has no test images" in shown
+    assert "dark.npz has no test images: all 40 images are measured" in shown
     assert "nearly black" in shown
+    (run,) = runs_in(here / "runs" / "own")
+    assert run.evaluation()["images"] == 40
+    assert f"page: {run.folder.relative_to(here)}/report.md" in shown
+    (run.folder / "evaluation.json").unlink()
+    assert evaluate(str(run.folder)) == 0  # as a run, it is measured on all of them too
+    assert run.evaluation()["images"] == 40
 
 
 def test_without_weights_they_are_those_of_the_factory(here: Path) -> None:
@@ -151,12 +157,25 @@ def test_without_weights_they_are_those_of_the_factory(here: Path) -> None:
             ["their_models:bare", "--dataset", "STRIPES", "--weights", "their_models.py"],
             "expected a safetensors file .no pickle",
         ),
-        (["their_models:bare", "--dataset", "STRIPES", "--weights", "other.safetensors"], "holds another model: .* differ"),
+        (
+            ["their_models:bare", "--dataset", "STRIPES", "--weights", "other.safetensors"],
+            "holds another model: .* differ.*their_models:bare was called with classes=3, as many as the data have$",
+        ),
+        (
+            ["their_models:bare", "--dataset", "STRIPES", "--weights", "wrapped.safetensors"],
+            "they seem to be of a wassersmooth.Normalized around it",
+        ),
+        (
+            ["their_models", "--dataset", "STRIPES"],
+            "a model of your own is written module:factory; .*write their_models:FACTORY",
+        ),
+        (["their_models.py", "--weights", "x"], "write their_models:FACTORY"),
+        (["their_models:bare", "--dataset", "STRIPES", "--image-size", "16"], "--image-size is for a folder of images"),
         (["their_models:narrow", "--dataset", "STRIPES"], "does not take an image of shape"),
         (["their_models:missing", "--dataset", "STRIPES"], "expected module:factory"),
         (["timm:resnet18", "--dataset", "STRIPES"], "timm:resnet18 is built without weights"),
         (["their_models:bare", "their_models:bare", "--dataset", "STRIPES", "--weights", "x"], "belongs to one model; got 2"),
-        (["runs/digits", "--dataset", "STRIPES"], "--dataset belongs to a model of your own"),
+        (["other.safetensors", "--dataset", "STRIPES"], "--dataset belongs to a model of your own"),
         (["other.safetensors"], "evaluate module:factory --weights other.safetensors"),
     ],
 )
@@ -165,6 +184,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
 ) -> None:
     stripes = stripes_file(here)
     safetensors.torch.save_file({"weight": torch.ones(2)}, here / "other.safetensors")
+    safetensors.torch.save_file(trained("normalized", stripes).state_dict(), here / "wrapped.safetensors")
     assert evaluate(*(str(stripes) if word == "STRIPES" else word for word in arguments)) == 2
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import itertools
+import time
 
+import pytest
 from rich.console import Console
 
-from wassersmooth.study.screen import Screen
+from wassersmooth.study.screen import PLAIN_SECONDS, Screen
 
 COLUMNS = ["run", "clean", "I-FGSM\n8 px", "I-FGSM\n8 norm", "flips\nhoriz"]
 LONG = "wasserstein-eta0.32-radius2-mass0.25-seed0"
@@ -26,6 +29,30 @@ def test_plain_lines_are_few_and_end_with_the_last() -> None:
     lines = out.getvalue().splitlines()
     assert lines[-1] == "run  200/200  note"
     assert len(lines) == 5
+
+
+def test_slow_work_has_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, out = screen(False)
+    task, times = plain.task("run", 200), itertools.count(time.monotonic(), 0.6 * PLAIN_SECONDS / 2)
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    for done in range(1, 8):
+        task.update(done, "note")
+    assert out.getvalue().splitlines() == ["run  5/200  note"]
+
+
+def test_a_bar_moves_within_a_part() -> None:
+    colored, out = screen(True)
+    with colored.bars():
+        task = colored.task("run", 2)
+        task.update(1, "note")
+        task.within(1.9)
+        assert colored.progress is not None
+        assert colored.progress.tasks[0].completed == 1.9
+    assert "1/2" in out.getvalue()
+    assert "2/2" not in out.getvalue()
+    plain, out = screen(False)
+    plain.task("run", 2).within(1.9)
+    assert not out.getvalue()
 
 
 def test_a_terminal_has_bars() -> None:

@@ -383,6 +383,8 @@ def test_a_database_as_storage(tmp_path: Path) -> None:
 def test_bad_sweeps_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="each value once"):
         Grid(etas=(0.1, 0.1)).points()
+    with pytest.raises(StudyError, match=r"separated by spaces; got '0\.1,0\.3'; write --etas 0\.1 0\.3$"):
+        Grid(etas=("0.1,0.3",)).points()
     with pytest.raises(StudyError, match="chooses on the validation split"):
         run_sweep(tiny_study(tmp_path, validation=0.0), tmp_path / "sweep")
     with pytest.raises(StudyError, match="--storage nosuchdb://x: cannot be used"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,9 @@ from wassersmooth._checks import NotFiniteError
 from wassersmooth.study import checkpoints, experiment
 from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.errors import DivergedError, RunStoppedError, StudyError
-from wassersmooth.study.runs import Run
+from wassersmooth.study.runs import NEW_FIELDS, Run
 from wassersmooth.study.screen import Screen
-from wassersmooth.study.training import EVALUATION_BATCH, TrainingState, _require_finite, error, training
+from wassersmooth.study.training import EVALUATION_BATCH, TrainingState, _require_finite, attacked_error, error, training
 
 PENALTIES = ["none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=2", "uniform:eta=0.3,radius=1,mass=0.1"]
 PENALTIES += ["dual-length:eta=0.2", "wasserstein-length:eta=0.2,radius=1", "euclidean-length:eta=0.2"]
@@ -286,7 +287,10 @@ def test_a_regularizer_that_does_not_fit_the_images_is_bad_input(tmp_path: Path)
     ("milestones", "line"),
     [
         ((1,), None),
-        ((2, 4), "--milestones 2 4: never reached in 2 epochs, and the learning rate never falls; lower them, or train longer"),
+        (
+            (2, 4),
+            "--milestones 2 4: never reached in 2 epochs, and the learning rate never falls; lower them below 2, give --mile",
+        ),
         ((1, 2), "--milestones 2: never reached in 2 epochs, and the learning rate falls less often; lower them"),
     ],
 )
@@ -328,3 +332,42 @@ def test_only_numbers_that_are_not_finite_are_taken_for_divergence(
     with pytest.raises(StudyError, match=said) as caught:
         experiment.train(tiny_study(tmp_path), "tiny", tmp_path / "study", CPU, SILENT)
     assert type(caught.value) is kind
+
+
+def test_patience_on_robust_error_keeps_the_most_robust_epoch(tmp_path: Path) -> None:
+    epochs = 6
+    run, loaded = tiny_run(tmp_path, epochs=epochs, learning_rate=0.05, patience=epochs, patience_on="robust")
+    train_to_the_end(run, loaded)
+    rows = run.metrics()
+    assert len(rows) == epochs  # a patience of all epochs stops nothing
+    robust = [row["robust_error"] for row in rows]
+    assert len(set(robust)) > 1, "else any epoch would do"
+    kept = float(attacked_error(run.load_model(), loaded.validation))
+    assert kept == pytest.approx(min(robust))
+    (tmp_path / "clean").mkdir()
+    other, loaded = tiny_run(tmp_path / "clean", epochs=2, patience=2)
+    train_to_the_end(other, loaded)
+    assert "robust_error" not in other.metrics()[0]
+
+
+def test_a_run_of_a_version_that_knew_fewer_fields_goes_on(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, epochs=2)
+    state = TrainingState(run.config, loaded, CPU)
+    steps = training(run, loaded, CPU, SILENT)
+    with run.claimed():
+        while not run.checkpoint_path.exists():
+            next(steps)
+        steps.close()
+    stored = checkpoints.load(run.checkpoint_path)
+    for name in NEW_FIELDS:
+        del stored.facts["config"][name]
+    checkpoints.save(run.checkpoint_path, stored.tensors, stored.facts)
+    path = run.folder / "config.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key not in NEW_FIELDS}))
+    state.resume(run)
+    assert state.epoch == 1
+    train_to_the_end(run, loaded)
+    assert run.finished
+    changed = dataclasses.replace(run.config, training=dataclasses.replace(run.config.training, patience_on="robust"))
+    with pytest.raises(StudyError, match="patience_on was 'clean' and is now 'robust'"), Run(run.folder, changed).claimed():
+        pass

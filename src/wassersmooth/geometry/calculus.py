@@ -15,6 +15,7 @@ term ``div L . grad f``, which vanishes only where all pixels have the same degr
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,8 +27,9 @@ from wassersmooth.geometry.operators import Cometric
 from wassersmooth.geometry.randomness import random_signs
 
 Function = Callable[[Tensor], Tensor]
+Kind = Literal["additive", "beltrami"]
 
-KINDS = ("additive", "beltrami")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 _ROWS_AT_ONCE = 32  # of the Hessian: a compromise between speed and memory
 
 
@@ -47,7 +49,7 @@ def laplacian(
     f: Function,
     x: Tensor,
     metric: Metric,
-    kind: str = "additive",
+    kind: Kind = "additive",
     probes: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
@@ -71,7 +73,7 @@ def laplacian_at(
     f: Function,
     x: Tensor,
     metric: Metric,
-    kind: str,
+    kind: Kind,
     probes: int | None,
     generator: torch.Generator | None,
 ) -> Tensor:

@@ -11,18 +11,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from wassersmooth import _checks
+from wassersmooth import _checks, visibility
 from wassersmooth.geometry.neighbor_sum import Box, Direct, Disk, NeighborSum, Offsets, Separable, relation_sum
 
+Neighborhood = Literal["square", "disk"]
+NamedWeight = Literal["constant", "gaussian"]
 WeightFunction = Callable[[int, int], float]
 
-NEIGHBORHOODS = ("square", "disk")
-NAMED_WEIGHTS = ("constant", "gaussian")
+NEIGHBORHOODS: tuple[Neighborhood, ...] = get_args(Neighborhood)
+NAMED_WEIGHTS: tuple[NamedWeight, ...] = get_args(NamedWeight)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,7 +43,7 @@ class PixelGraph:
     height: int
     width: int
     radius: int
-    neighborhood: str
+    neighborhood: Neighborhood
     weights: Tensor
     weight_name: str
     offsets: Offsets = field(init=False)
@@ -62,8 +64,8 @@ class PixelGraph:
         height: int,
         width: int,
         radius: int,
-        neighborhood: str = "square",
-        weight: str | WeightFunction | Tensor = "constant",
+        neighborhood: Neighborhood = "square",
+        weight: NamedWeight | WeightFunction | Tensor = "constant",
     ) -> PixelGraph:
         """Connects each pixel with those at most ``radius`` away.
 
@@ -124,14 +126,14 @@ class PixelGraph:
     def _remembered(self, name: str, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
         """A tensor of the weights on the device of ``like``, made once: while a CUDA graph is captured, nothing comes from the
         CPU, and what is made then belongs to the graph. Not for weights that are learned, or were: they may have moved."""
-        if self._fixed() is None or _checks.tracing():
+        if self._fixed() is None or visibility.tracing():
             return make()
         key = (name, like.device, like.dtype)
         if key in self._cache:
             return self._cache[key]
         with torch.inference_mode(False), torch.no_grad():  # what is made in inference mode is of no use outside of it
             made = make()
-        if not _checks.capturing(like):
+        if not visibility.capturing(like):
             self._cache[key] = made
         return made
 
@@ -188,7 +190,7 @@ class PixelGraph:
 
 
 @lru_cache(maxsize=256)
-def _offsets(height: int, width: int, radius: int, neighborhood: str) -> Offsets:
+def _offsets(height: int, width: int, radius: int, neighborhood: Neighborhood) -> Offsets:
     """One offset for each pair {o, -o} that joins two pixels of the image (relations must be halved: see maths (f))."""
     rows, columns = min(radius, height - 1), min(radius, width - 1)
     return tuple(
@@ -204,11 +206,12 @@ def _gaussian(radius: int) -> WeightFunction:
     return lambda dy, dx: math.exp(-(dy * dy + dx * dx) / (2 * sigma * sigma))
 
 
-def _evaluate(weight: str | WeightFunction | Tensor, offsets: Offsets, radius: int) -> tuple[Tensor, str]:
+def _evaluate(weight: NamedWeight | WeightFunction | Tensor, offsets: Offsets, radius: int) -> tuple[Tensor, str]:
     """The weights of the relations, and the name they go by in a repr."""
     if isinstance(weight, Tensor):
         _checks.weights(weight, len(offsets))
         return weight, "tensor"
+    name: str
     if isinstance(weight, str):
         _checks.choice("weight", weight, NAMED_WEIGHTS)
         function, name = (_gaussian(radius) if weight == "gaussian" else _one), weight

@@ -7,6 +7,7 @@ The theorem holds for any metric, so the code does too: Euclidean and Wasserstei
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +17,9 @@ from wassersmooth.geometry import stencil
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.operators import Cometric, Identity, WeightedLaplacian
 
-SCALES = ("unit", "paper")
+Scale = Literal["unit", "paper"]
+
+SCALES: tuple[Scale, ...] = get_args(Scale)
 
 
 class Metric(ABC):
@@ -100,7 +103,7 @@ class Wasserstein(Metric):
         uniform: replaces x by its mean in each image and channel: a Laplacian that does not see the image, as a control.
     """
 
-    def __init__(self, graph: PixelGraph, scale: str = "unit", mass: float = 0.0, uniform: bool = False) -> None:
+    def __init__(self, graph: PixelGraph, scale: Scale = "unit", mass: float = 0.0, uniform: bool = False) -> None:
         if not isinstance(graph, PixelGraph):
             raise ValueError(f"graph must be a PixelGraph; got {type(graph).__name__}; build one with PixelGraph.grid(...)")
         _checks.choice("scale", scale, SCALES)
@@ -156,7 +159,7 @@ class Wasserstein(Metric):
         return s.sum() / s if self.scale == "paper" else 1 / s
 
     def __repr__(self) -> str:
-        options = f"scale={self.scale!r}, mass={self.mass:g}, uniform={self.uniform}"
+        options = f"scale={self.scale!r}, mass={_checks.shortest(self.mass)}, uniform={self.uniform}"
         return f"Wasserstein({self.graph!r}, {options})"
 
     def __eq__(self, other: object) -> bool:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wassersmooth import _checks
+from wassersmooth import visibility
 
 Offsets = tuple[tuple[int, int], ...]
 
@@ -135,7 +135,7 @@ class Direct(NeighborSum):
 
     def _kernel_on(self, device: torch.device) -> Tensor:
         """Copied there once, for every mode: while a CUDA graph is captured nothing may come from the CPU."""
-        if self.kernel.device != device and not _checks.tracing():
+        if self.kernel.device != device and not visibility.tracing():
             with torch.inference_mode(False):
                 self.kernel = self.kernel.to(device)
         return self.kernel.to(device)

@@ -8,7 +8,7 @@ by three pixels costs 3. The work grows fast with the number of pixels: meant fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,9 @@ from torch import Tensor
 from wassersmooth import _checks
 
 Array = npt.NDArray[np.float64]
+Way = Literal["w2", "l2"]
 
-METRICS = ("w2", "l2")
+METRICS: tuple[Way, ...] = get_args(Way)
 
 
 def w2(x: Tensor, y: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ def w2(x: Tensor, y: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def interpolate(x: Tensor, y: Tensor, distance: float, metric: str = "w2") -> Tensor:
+def interpolate(x: Tensor, y: Tensor, distance: float, metric: Way = "w2") -> Tensor:
     """The image at a given distance from x on the way to y.
 
     With ``metric="l2"`` the way is the straight line. With ``"w2"`` every bit of mass travels along its optimal route and is

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth.learning import engines
-from wassersmooth.learning.engines import DoubleBackward, Engine, ForwardMode
+from wassersmooth.learning.engines import DoubleBackward, Engine, EngineName, ForwardMode
 from wassersmooth.learning.parallel import unwrapped
 from wassersmooth.model_state import untouched
 
@@ -51,7 +51,7 @@ def gap_between(received: dict[str, Tensor], exact: dict[str, Tensor]) -> Gap:
 
 
 def parameter_gradients(
-    objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Tensor, engine: str | Engine | None = None
+    objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Tensor, engine: EngineName | Engine | None = None
 ) -> dict[str, Tensor]:
     """The gradient of the penalty, for eta = 1, in each parameter that requires one, in float64 and full precision.
 
@@ -73,7 +73,7 @@ def parameter_gradients(
     return {name: g.detach().double() for name, g in zip(parameters, gradients, strict=True)}
 
 
-def _is_forward_mode(engine: str | Engine) -> bool:
+def _is_forward_mode(engine: EngineName | Engine) -> bool:
     return engine == ForwardMode.name or isinstance(engine, ForwardMode)
 
 

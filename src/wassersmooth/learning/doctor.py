@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -15,10 +15,11 @@ from wassersmooth import _checks
 from wassersmooth.geometry.metrics import Euclidean
 from wassersmooth.learning import agreement, engines, second_order
 from wassersmooth.learning.dual_norm import PenaltyMetric, check_handed
-from wassersmooth.learning.engines import DoubleBackward, Engine, FiniteDifference, ForwardMode
-from wassersmooth.learning.losses import Loss
-from wassersmooth.learning.objectives import GradientPenalty, Objective, Plain
+from wassersmooth.learning.engines import DoubleBackward, Engine, EngineName, FiniteDifference, ForwardMode
+from wassersmooth.learning.losses import Loss, NamedLoss
+from wassersmooth.learning.objectives import GradientPenalty, Plain
 from wassersmooth.learning.parallel import is_compiled, refuse_static_graph, unwrapped, without_compilation
+from wassersmooth.learning.terms import Objective
 from wassersmooth.learning.verification import TOLERANCE
 from wassersmooth.model_state import untouched
 from wassersmooth.normalized import find_normalization
@@ -30,7 +31,7 @@ ENGINES: tuple[Engine, ...] = (DoubleBackward(), ForwardMode(verify=False), Fini
 
 
 @dataclass(frozen=True)
-class Finding:
+class Remark:
     """One line of the diagnosis."""
 
     level: str
@@ -49,7 +50,7 @@ class Diagnosis:
         gaps: how far each engine's gradient is from double backward, relative.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[Remark, ...]
     engine: str | None
     step_seconds: dict[str, float] = field(default_factory=dict)
     gaps: dict[str, float] = field(default_factory=dict)
@@ -76,7 +77,7 @@ def doctor(
     images: Tensor,
     labels: Tensor,
     metric: PenaltyMetric | None = None,
-    loss: str | Loss = "cross_entropy",
+    loss: NamedLoss | Loss = "cross_entropy",
     repeats: int = 3,
 ) -> Diagnosis:
     """Examines a model with one batch and leaves it as it was. # shape: images (B, C, H, W), labels (B,) or (B, k)
@@ -90,10 +91,12 @@ def doctor(
     _checks.module(model)
     _checks.batch("images", images)
     _checks.positive_integer("repeats", repeats)
+    if metric is not None:
+        _checks.metric(metric)
     inner = without_compilation(unwrapped(model))
-    findings = [*_values(images), *_normalization(model, images), *_coupling(inner), *_wrappers(model)]
+    findings = [*_values(images), *_normalization(model), *_coupling(inner), *_wrappers(model)]
     if not any(parameter.requires_grad for parameter in inner.parameters()):
-        findings.append(Finding(PROBLEM, "parameters", "none requires grad; unfreeze what is to be trained"))
+        findings.append(Remark(PROBLEM, "parameters", "none requires grad; unfreeze what is to be trained"))
     if not all(finding.level != PROBLEM for finding in findings if finding.topic in ("parameters", "finite")):
         return Diagnosis(tuple(findings), None)
     penalized = metric or Euclidean()
@@ -103,10 +106,10 @@ def doctor(
             check_handed(penalized, images)
             penalized.cometric(images)
     except ValueError as error:
-        return Diagnosis((*findings, Finding(PROBLEM, "inputs", str(error))), None)
+        return Diagnosis((*findings, Remark(PROBLEM, "inputs", str(error))), None)
     except RuntimeError as error:
         text = f"the model cannot answer {images.dtype} images of {tuple(images.shape)}: {_checks.first_line(error)}"
-        return Diagnosis((*findings, Finding(PROBLEM, "inputs", text)), None)
+        return Diagnosis((*findings, Remark(PROBLEM, "inputs", text)), None)
 
     findings += [*_outputs(inner, images, loss), *_operators(inner, images)]
     objectives = {engine.name: GradientPenalty(penalized, 1.0, engine=engine, loss=loss) for engine in ENGINES}
@@ -118,14 +121,14 @@ def doctor(
             gaps.update(_gap(objective, seconds, inner, images, labels))
         except (RuntimeError, ValueError) as error:
             seconds.pop(name, None)
-            findings.append(Finding(NOTE, name, f"does not run: {_checks.first_line(error)}"))
+            findings.append(Remark(NOTE, name, f"does not run: {_checks.first_line(error)}"))
     findings += _effect(objectives, seconds, inner, images, labels)
     return Diagnosis(tuple(findings), _choice(seconds, gaps, TOLERANCE[images.dtype]), seconds, gaps)
 
 
-def _values(images: Tensor) -> list[Finding]:
+def _values(images: Tensor) -> list[Remark]:
     if not bool(torch.isfinite(images).all()):
-        return [Finding(PROBLEM, "finite", "images contain NaN or infinity; clean the data")]
+        return [Remark(PROBLEM, "finite", "images contain NaN or infinity; clean the data")]
     low, high = (float(value) for value in torch.aminmax(images.detach()))
     if low < 0 or high > 1 + _checks.ROUNDING:  # what objectives and attacks let through is no problem here either
         remedy = (
@@ -133,79 +136,83 @@ def _values(images: Tensor) -> list[Finding]:
             if low >= 0
             else "take the normalization out of the data, use ws.Normalized(model, ...)"
         )
-        return [Finding(PROBLEM, "values", f"images are in [{low:.6g}, {high:.6g}], not in [0, 1]; {remedy}")]
-    return [Finding(OK, "values", f"images are in [{low:.3g}, {high:.3g}]")]
+        return [Remark(PROBLEM, "values", f"images are in [{low:.6g}, {high:.6g}], not in [0, 1]; {remedy}")]
+    return [Remark(OK, "values", f"images are in [{low:.3g}, {high:.3g}]")]
 
 
-def _normalization(model: nn.Module, images: Tensor) -> list[Finding]:
+def _normalization(model: nn.Module) -> list[Remark]:
     found = find_normalization(model)
     if found is None:
         return [
-            Finding(NOTE, "normalization", "none visible in the model; if it needs one, use ws.Normalized(model, mean, std)")
+            Remark(NOTE, "normalization", "none visible in the model; if it needs one, use ws.Normalized(model, mean, std)")
         ]
-    return [Finding(OK, "normalization", f"inside the model ({found.extra_repr()})")]
+    return [Remark(OK, "normalization", f"inside the model ({found.extra_repr()})")]
 
 
-def _coupling(model: nn.Module) -> list[Finding]:
+def _coupling(model: nn.Module) -> list[Remark]:
     if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         text = "SyncBatchNorm has no second derivative across processes; use BatchNorm, with each process's own statistics"
-        return [Finding(PROBLEM, "batch-norm", text)]
+        return [Remark(PROBLEM, "batch-norm", text)]
     if engines.couples_images(model):
         text = "in training mode: images of a batch see each other, and g is the gradient of the sum over the batch"
-        return [Finding(NOTE, "batch-norm", text)]
-    return [Finding(OK, "batch-norm", "none in training mode")]
+        return [Remark(NOTE, "batch-norm", text)]
+    return [Remark(OK, "batch-norm", "none in training mode")]
 
 
-def _outputs(model: nn.Module, images: Tensor, loss: str | Loss) -> list[Finding]:
+def _outputs(model: nn.Module, images: Tensor, loss: NamedLoss | Loss) -> list[Remark]:
     """Cross-entropy takes logits; probabilities in their place train, badly and without a word."""
     with untouched(model, images.device), torch.no_grad():
         outputs = model(images).float()
     sums = outputs.flatten(1).sum(1) if outputs.dim() > 1 else outputs
     if loss == "cross_entropy" and bool((outputs >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
-        return [Finding(PROBLEM, "outputs", "look like probabilities, and cross-entropy takes logits; take the softmax away")]
+        return [Remark(PROBLEM, "outputs", "look like probabilities, and cross-entropy takes logits; take the softmax away")]
     return []
 
 
-def _wrappers(model: nn.Module) -> list[Finding]:
+def _wrappers(model: nn.Module) -> list[Remark]:
     findings = []
     try:
         refuse_static_graph(model)
         if isinstance(model, DistributedDataParallel):
-            findings.append(Finding(OK, "DDP", "settings are safe for one backward pass of terms.total"))
+            findings.append(Remark(OK, "DDP", "settings are safe for one backward pass of terms.total"))
     except ValueError as error:
-        findings.append(Finding(PROBLEM, "DDP", str(error)))
+        findings.append(Remark(PROBLEM, "DDP", str(error)))
     if is_compiled(model):
         text = "compiled by itself: only finite_difference takes it so; compile the whole step with forward_mode instead"
-        findings.append(Finding(NOTE, "torch.compile", text))
+        findings.append(Remark(NOTE, "torch.compile", text))
     return findings
 
 
-def _operators(model: nn.Module, images: Tensor) -> list[Finding]:
+def _operators(model: nn.Module, images: Tensor) -> list[Remark]:
     findings = []
     for verdict in second_order.culprits(model, images[:FEW]):
         if verdict.double_backward:
-            findings.append(Finding(NOTE, "operators", f"{verdict} has no second derivative: {verdict.double_backward}"))
+            findings.append(Remark(NOTE, "operators", f"{verdict} has no second derivative: {verdict.double_backward}"))
         if verdict.forward_mode:
-            findings.append(Finding(NOTE, "operators", f"{verdict} in forward mode: {verdict.forward_mode}"))
+            findings.append(Remark(NOTE, "operators", f"{verdict} in forward mode: {verdict.forward_mode}"))
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         text = "scripted parts cannot be looked into, nor batch-norm in them be seen; examine the module that was scripted"
-        findings.append(Finding(NOTE, "operators", text))
-    return findings or [Finding(OK, "operators", "all twice differentiable, and exact in forward mode")]
+        findings.append(Remark(NOTE, "operators", text))
+    return findings or [Remark(OK, "operators", "all twice differentiable, and exact in forward mode")]
 
 
 def _effect(
-    objectives: dict[str, GradientPenalty], seconds: dict[str, float], model: nn.Module, images: Tensor, labels: Tensor
-) -> list[Finding]:
+    objectives: Mapping[EngineName, GradientPenalty],
+    seconds: dict[str, float],
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+) -> list[Remark]:
     """Whether the penalty reaches the parameters at all."""
     runs = [objective for name, objective in objectives.items() if name in seconds]
     if not runs:
-        return [Finding(PROBLEM, "effect", "no engine can differentiate the penalty")]
+        return [Remark(PROBLEM, "effect", "no engine can differentiate the penalty")]
     gradients = agreement.parameter_gradients(runs[0], model, images[:FEW], labels[:FEW])
     moved = [name for name, gradient in gradients.items() if float(gradient.norm()) > 0]
     if not moved:
         text = "the penalty does not move any parameter: the outputs do not depend on the image, or something is detached"
-        return [Finding(PROBLEM, "effect", text)]
-    return [Finding(OK, "effect", f"the penalty moves {len(moved)} of {len(gradients)} parameters")]
+        return [Remark(PROBLEM, "effect", text)]
+    return [Remark(OK, "effect", f"the penalty moves {len(moved)} of {len(gradients)} parameters")]
 
 
 def _gap(

@@ -3,7 +3,7 @@
 While compiling, and while a CUDA graph is captured, the random state cannot be set back. So the numbers themselves are kept:
 within :class:`Draws` an operator that draws hands out numbers of a list, and a dropout becomes a product with such numbers.
 Torch tags every operator that draws. One that has the tag and no rule here is refused in a further pass, where its numbers
-would be others than in the first one.
+would be others than in the first one. All of this is looked up on first use, not on import.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from torch.overrides import TorchFunctionMode
 class Draws(TorchFunctionMode):
     """In a first pass draws are made and kept in ``made``; in a further one they are read from there.
 
+    While compiling it adds to the compiler's list of functions that modes are shown, and takes them off on exit: the list is
+    asked while a function is traced, and never by what is compiled. Where tracing stops inside, the next exit takes them off.
+
     Arguments:
         made: the draws of the first pass, in their order; None while they are made.
     """
@@ -30,8 +33,14 @@ class Draws(TorchFunctionMode):
         self.further = made is not None
         self.made: list[Tensor] = [] if made is None else made
         self.used = 0
+        _know_the_rules()
         if torch.compiler.is_compiling():
             _show_every_draw_to_modes()
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        if torch.compiler.is_compiling():
+            _hide_them_again()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -139,13 +148,41 @@ def _run_while_compiling(function: Callable[..., bool]) -> Callable[..., bool]:
 
 
 @_run_while_compiling
+def _know_the_rules() -> bool:
+    """Fills ``RULES``, which takes a quarter of a second, once somebody needs them."""
+    if not RULES:
+        RULES.update(_rules())
+    return True
+
+
+@_run_while_compiling
 def _show_every_draw_to_modes() -> bool:
     """The compiler, other than eager code, has a list of functions that modes are shown, and hides all others from them:
     torch.rand_like, torch.normal and more."""
-    from torch._dynamo.variables.torch import get_overridable_functions
-
-    get_overridable_functions().update(RULES)
+    shown = _shown_to_modes()
+    _added.update(function for function in RULES if function not in shown)
+    shown.update(_added)
     return True
+
+
+@_run_while_compiling
+def _hide_them_again() -> bool:
+    _shown_to_modes().difference_update(_added)
+    _added.clear()
+    return True
+
+
+def _shown_to_modes() -> set[Any]:
+    """The compiler's list, which only a private name reaches. Without it draws would differ from pass to pass, unseen."""
+    try:
+        from torch._dynamo.variables.torch import get_overridable_functions
+
+        return get_overridable_functions()
+    except (ImportError, AttributeError) as missing:
+        raise RuntimeError(
+            f"random numbers cannot be repeated in a compiled step with torch {torch.__version__}, whose compiler has no "
+            "get_overridable_functions; take the step eagerly, or use engine='double_backward'"
+        ) from missing
 
 
 @_run_while_compiling
@@ -163,14 +200,22 @@ def _named(names: Iterable[str]) -> list[Any]:
 
 
 def _tagged_names() -> set[str]:
-    """The names of torch's operators that draw."""
-    found = set()
-    for schema in torch._C._jit_get_all_schemas():
-        space, _, name = schema.name.rpartition("::")
-        overload = torch._C._get_operation_overload(schema.name, schema.overload_name) if space == "aten" else None
-        if overload is not None and torch.Tag.nondeterministic_seeded in overload[2]:
-            found.add(name)
-    return found
+    """The names of functions and methods that are operators of torch's and draw."""
+    names = {name for place in (torch, Tensor, F) for name in dir(place)}
+    operators = {name: getattr(torch.ops.aten, name, None) for name in names if not name.startswith("__")}
+    return {name for name, found in operators.items() if isinstance(found, OpOverloadPacket) and _is_tagged(found)}
+
+
+def _rules() -> dict[Any, Callable[..., Any]]:
+    return {
+        **dict.fromkeys((*_named(_tagged_names()), *MADE_OF_TAGGED), _refused),
+        **dict.fromkeys(_named(NEW + NEW_BY_PARAMETERS), _new),
+        **dict.fromkeys(_named(FILLED), _filled),
+        **dict.fromkeys(DROPOUTS, _dropout),
+        **dict.fromkeys(ALPHA_DROPOUTS, _alpha_dropout),
+        **dict.fromkeys((F.rrelu, torch.rrelu), _rrelu),
+        **dict.fromkeys(WITH_DROPOUT_INSIDE, _dropout_inside),
+    }
 
 
 SELU_DEPTH = 1.7580993408473766  # SELU goes down to minus this, and so does what an alpha-dropout drops
@@ -187,12 +232,5 @@ MADE_OF_TAGGED = (  # functions in Python, which are seen as a whole
     *(nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_),
 )
 
-RULES: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys((*_named(_tagged_names()), *MADE_OF_TAGGED), _refused),
-    **dict.fromkeys(_named(NEW + NEW_BY_PARAMETERS), _new),
-    **dict.fromkeys(_named(FILLED), _filled),
-    **dict.fromkeys(DROPOUTS, _dropout),
-    **dict.fromkeys(ALPHA_DROPOUTS, _alpha_dropout),
-    **dict.fromkeys((F.rrelu, torch.rrelu), _rrelu),
-    **dict.fromkeys(WITH_DROPOUT_INSIDE, _dropout_inside),
-}
+RULES: dict[Any, Callable[..., Any]] = {}  # of functions and methods; filled on first use
+_added: set[Any] = set()  # to the compiler's list, for the time being

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from wassersmooth import _checks
+
+AttackNorm = Literal["linf"]
 
 
 class CovectorNorm(Protocol):
@@ -58,10 +60,10 @@ class DualNorm:
         norm: the norm of the attack; ``"linf"`` is the one that is neither Euclidean nor Wasserstein.
     """
 
-    norm: str = "linf"
+    norm: AttackNorm = "linf"
 
     def __post_init__(self) -> None:
-        _checks.choice("norm", self.norm, ("linf",))
+        _checks.choice("norm", self.norm, get_args(AttackNorm))
 
     def cometric(self, x: Tensor) -> SquaredL1:
         self.check(x)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -28,11 +28,13 @@ from wassersmooth.learning.parallel import is_compiled
 from wassersmooth.learning.passes import Passes
 from wassersmooth.learning.substitution import forward_mode_safe
 
+EngineName = Literal["double_backward", "forward_mode", "finite_difference"]
+
 
 class Engine(ABC):
     """A way to compute losses and squared gradient lengths that a backward pass can follow."""
 
-    name: ClassVar[str]
+    name: ClassVar[EngineName]
 
     def check(self, model: nn.Module) -> None:
         """Complains about models that this engine cannot take."""
@@ -47,7 +49,7 @@ class Engine(ABC):
 class DoubleBackward(Engine):
     """Exact, for every model that is twice differentiable. The default."""
 
-    name: ClassVar[str] = "double_backward"
+    name: ClassVar[EngineName] = "double_backward"
 
     def __call__(self, model: nn.Module, images: Tensor, fields: Fields, cometric: CovectorNorm) -> tuple[Tensor, Tensor]:
         x = images.detach().requires_grad_()
@@ -74,7 +76,7 @@ class ForwardMode(Engine):
     """
 
     verify: bool = True
-    name: ClassVar[str] = "forward_mode"
+    name: ClassVar[EngineName] = "forward_mode"
 
     def __call__(self, model: nn.Module, images: Tensor, fields: Fields, cometric: CovectorNorm) -> tuple[Tensor, Tensor]:
         passes = Passes(model, images)
@@ -108,7 +110,7 @@ class FiniteDifference(Engine):
 
     step: float | None = None
     central: bool = True
-    name: ClassVar[str] = "finite_difference"
+    name: ClassVar[EngineName] = "finite_difference"
 
     def __post_init__(self) -> None:
         _checks.choice("central", self.central, (False, True))
@@ -158,10 +160,10 @@ class FiniteDifference(Engine):
         return h.expand(len(images), 1, 1, 1)
 
 
-BY_NAME: dict[str, Engine] = {engine.name: engine for engine in (DoubleBackward(), ForwardMode(), FiniteDifference())}
+BY_NAME: dict[EngineName, Engine] = {engine.name: engine for engine in (DoubleBackward(), ForwardMode(), FiniteDifference())}
 
 
-def resolve(engine: str | Engine) -> Engine:
+def resolve(engine: EngineName | Engine) -> Engine:
     """The engine by its name, or an engine value with settings of its own."""
     if isinstance(engine, Engine):
         return engine

@@ -170,7 +170,7 @@ class FastGradients:
             if isinstance(objective, AdversarialTraining | NoisyInputs):
                 drawn = torch.Generator(device).manual_seed(0)
                 inputs = objective.inputs(model, images, labels, drawn)
-                objective = penalty_of(objective) or Plain(objective.loss)
+                objective = penalty_of(objective) or Plain(loss_of(objective))
             parameters = dict(model.named_parameters())
             with torch.enable_grad():  # at inputs that were looked at: attacks and noise may leave [0, 1]
                 terms = objective.loss_and_penalty(model, inputs, labels, torch.Generator(device).manual_seed(0))

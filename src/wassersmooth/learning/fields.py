@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from wassersmooth.geometry.randomness import random_signs
 from wassersmooth.learning import losses
 from wassersmooth.learning.losses import Loss
+
+Of = Literal["loss", "logits"]
 
 EXACT_OUTPUTS = 16  # up to here, one gradient per output
 PROJECTIONS = 4  # beyond, this many random combinations of the outputs
@@ -21,7 +25,7 @@ class Fields:
     or they would take the products of different images out. Else each image has its own, for less variance.
     """
 
-    def __init__(self, of: str, loss: Loss, labels: Tensor, generator: torch.Generator | None, coupled: bool = False) -> None:
+    def __init__(self, of: Of, loss: Loss, labels: Tensor, generator: torch.Generator | None, coupled: bool = False) -> None:
         self.of, self.loss, self.labels, self.generator, self.coupled = of, loss, labels, generator, coupled
         self.signs: Tensor | None = None
 

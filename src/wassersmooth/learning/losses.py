@@ -7,6 +7,7 @@ log-sum-exp is spelled out. Outputs in half precision (autocast) are widened to 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import Tensor
 from wassersmooth import _checks
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+NamedLoss = Literal["cross_entropy", "binary_cross_entropy", "square"]
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -40,10 +42,14 @@ def square(outputs: Tensor, labels: Tensor) -> Tensor:
     return (outputs - one_hot(labels, outputs)).square().mean(1)
 
 
-BY_NAME: dict[str, Loss] = {"cross_entropy": cross_entropy, "binary_cross_entropy": binary_cross_entropy, "square": square}
+BY_NAME: dict[NamedLoss, Loss] = {
+    "cross_entropy": cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "square": square,
+}
 
 
-def resolve(loss: str | Loss) -> Loss:
+def resolve(loss: NamedLoss | Loss) -> Loss:
     """The loss by its name, or the caller's own, whose result is checked to be one finite value per image."""
     if isinstance(loss, str):
         _checks.choice("loss", loss, BY_NAME)

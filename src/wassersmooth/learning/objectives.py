@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,19 +18,17 @@ from wassersmooth.geometry.metrics import Metric
 from wassersmooth.learning import engines, losses, verification
 from wassersmooth.learning.attacked import Attack, attacked_images
 from wassersmooth.learning.dual_norm import PenaltyMetric, Unsquared, check_handed, check_reached, evaluated
-from wassersmooth.learning.engines import DoubleBackward, Engine, ForwardMode
-from wassersmooth.learning.fields import Fields
-from wassersmooth.learning.losses import Loss
+from wassersmooth.learning.engines import DoubleBackward, Engine, EngineName, ForwardMode
+from wassersmooth.learning.fields import Fields, Of
+from wassersmooth.learning.losses import Loss, NamedLoss
 from wassersmooth.learning.parallel import refuse_static_graph
 from wassersmooth.learning.passes import Passes
-from wassersmooth.learning.terms import Objective as Objective
-from wassersmooth.learning.terms import Terms as Terms
-from wassersmooth.learning.terms import raised, tied
+from wassersmooth.learning.terms import Objective, raised, readable, tied
 from wassersmooth.model_state import untouched
 
 Perturbation = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
-OF = ("loss", "logits")
+OF: tuple[Of, ...] = get_args(Of)
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,7 +40,7 @@ class Plain(Objective):
             ``(outputs, labels) -> (B,)``.
     """
 
-    loss: str | Loss = "cross_entropy"
+    loss: NamedLoss | Loss = "cross_entropy"
 
     def __post_init__(self) -> None:
         losses.resolve(self.loss)
@@ -76,9 +75,9 @@ class GradientPenalty(Objective):
 
     metric: PenaltyMetric
     eta: float | Tensor
-    of: str = "loss"
-    engine: str | Engine = "double_backward"
-    loss: str | Loss = "cross_entropy"
+    of: Of = "loss"
+    engine: EngineName | Engine = "double_backward"
+    loss: NamedLoss | Loss = "cross_entropy"
     power: int = 2
 
     def __post_init__(self) -> None:
@@ -126,7 +125,7 @@ class DirectionalPenalty(Objective):
     """
 
     perturbation: Perturbation
-    loss: str | Loss = "cross_entropy"
+    loss: NamedLoss | Loss = "cross_entropy"
 
     def __post_init__(self) -> None:
         losses.resolve(self.loss)
@@ -134,7 +133,7 @@ class DirectionalPenalty(Objective):
             raise ValueError(f"perturbation must be callable; got {type(self.perturbation).__name__}")
 
     @classmethod
-    def from_attack(cls, attack: Attack, loss: str | Loss = "cross_entropy") -> DirectionalPenalty:
+    def from_attack(cls, attack: Attack, loss: NamedLoss | Loss = "cross_entropy") -> DirectionalPenalty:
         """The perturbation that an attack makes: attacked images less images."""
         if not callable(attack):
             raise ValueError(f"attack must be callable; got {type(attack).__name__}; for instance attacks.FGSM(8 / 255)")
@@ -187,7 +186,7 @@ class NoisyInputs(Objective):
 
     metric: Metric
     eta: float | Tensor
-    loss: str | Loss = "cross_entropy"
+    loss: NamedLoss | Loss = "cross_entropy"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eta", _checks.plain_number(self.eta))
@@ -218,21 +217,27 @@ class AdversarialTraining(Objective):
 
     Arguments:
         attack: ``attack(model, images, labels, generator=None) -> images``; it leaves the model as it was.
-        loss: as in :class:`Plain`.
+        loss: as in :class:`Plain`; None is that of the penalty, or cross-entropy where there is none.
         penalty: also taken at the attacked images, which then must stay where its metric is defined (above 1 is fine, below
-            0 is not for Wasserstein); its loss is used.
+            0 is not for Wasserstein).
     """
 
     attack: Attack
-    loss: str | Loss = "cross_entropy"
+    loss: NamedLoss | Loss | None = None
     penalty: GradientPenalty | None = None
 
     def __post_init__(self) -> None:
-        losses.resolve(self.loss)
         if not callable(self.attack):
             raise ValueError(f"attack must be callable; got {type(self.attack).__name__}; for instance attacks.PGD(...)")
         if self.penalty is not None and not isinstance(self.penalty, GradientPenalty):
             raise ValueError(f"penalty must be a GradientPenalty; got {type(self.penalty).__name__}; leave it out for none")
+        default = "cross_entropy" if self.penalty is None else self.penalty.loss
+        loss = default if self.loss is None else self.loss
+        if losses.resolve(loss) != losses.resolve(default) and self.penalty is not None:
+            raise ValueError(
+                f"loss must be that of the penalty, {readable(default)}; got {readable(loss)}; give it to the penalty alone"
+            )
+        object.__setattr__(self, "loss", loss)
 
     def check(self, model: nn.Module, images: Tensor) -> None:
         if self.penalty is None:
@@ -243,6 +248,7 @@ class AdversarialTraining(Objective):
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
+        assert self.loss is not None
         inputs = self.inputs(model, images, labels, generator)
         return (self.penalty or Plain(self.loss)).loss_and_penalty(model, inputs, labels, generator)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wassersmooth import _checks
+from wassersmooth import _checks, visibility
 from wassersmooth.learning.draws import Draws
 from wassersmooth.learning.parallel import refuse_spread_batches, unwrapped
 from wassersmooth.learning.substitution import attention_written_out
@@ -33,7 +33,7 @@ class Passes:
 
     def __init__(self, model: nn.Module, images: Tensor) -> None:
         self.model, self.inner = model, unwrapped(model)
-        self.traced = _checks.recording(images)
+        self.traced = visibility.recording(images)
         self.buffers = {name: buffer.detach().clone() for name, buffer in self.inner.named_buffers()}
         # A buffer that two layers share has two places, and one copy for both.
         named = {name: name for name in self.buffers} if torch.compiler.is_compiling() else places(self.inner)

@@ -37,7 +37,7 @@ class Objective(ABC):
 
     def __repr__(self) -> str:
         names: list[str] = [field.name for field in dataclasses.fields(self)] if dataclasses.is_dataclass(self) else []
-        settings = (f"{name}={_readable(getattr(self, name))}" for name in names)
+        settings = (f"{name}={readable(getattr(self, name))}" for name in names)
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def examine(self, model: nn.Module, images: Tensor, labels: Tensor) -> None:
@@ -58,7 +58,7 @@ class Objective(ABC):
         """Both as scalars, the penalty connected to every parameter that the loss depends on."""
 
 
-def _readable(value: object) -> str:
+def readable(value: object) -> str:
     """Functions by their name: a repr is for people, test ids and tables."""
     return getattr(value, "__qualname__", repr(value)) if callable(value) else repr(value)
 

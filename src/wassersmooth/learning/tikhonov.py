@@ -23,12 +23,13 @@ from wassersmooth.geometry.operators import Cometric
 from wassersmooth.geometry.randomness import random_signs
 from wassersmooth.learning import engines, losses
 from wassersmooth.learning.dual_norm import check_handed
+from wassersmooth.learning.losses import NamedLoss
 from wassersmooth.learning.parallel import refuse_static_graph
 from wassersmooth.learning.passes import Passes
 from wassersmooth.learning.substitution import written_out
 from wassersmooth.learning.terms import Objective, raised, tied
 
-LAPLACIANS = ("additive", "beltrami", None)
+LAPLACIANS = (*calculus.KINDS, None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,8 +52,8 @@ class Tikhonov(Objective):
 
     metric: Metric
     eta: float | Tensor
-    loss: str = "cross_entropy"
-    laplacian: str | None = "additive"
+    loss: NamedLoss = "cross_entropy"
+    laplacian: calculus.Kind | None = "additive"
     probes: int | None = 1
 
     def __post_init__(self) -> None:
@@ -136,7 +137,7 @@ def _thrice_differentiable(model: nn.Module, x: Tensor) -> Tensor:
     return passes.again(x, written_out())
 
 
-def _root_of_second_derivative(loss: str, outputs: Tensor) -> Tensor:
+def _root_of_second_derivative(loss: NamedLoss, outputs: Tensor) -> Tensor:
     """R with R R' = l'' in the logits, differentiable and finite also where probabilities vanish. # shape: (B, k, k)
 
     Softmax: l'' = diag(p) - p p' and R = diag(sqrt p) - p sqrt(p)'. Sigmoids: l'' = diag(p (1 - p)) / k. Square: 2 I / k.

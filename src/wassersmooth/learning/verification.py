@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import batchnorm, instancenorm
 
-from wassersmooth import _checks
+from wassersmooth import _checks, visibility
 from wassersmooth.learning import agreement, second_order
 from wassersmooth.learning.agreement import Gap
 from wassersmooth.learning.engines import DoubleBackward, FiniteDifference
@@ -53,7 +53,7 @@ def known_to_be_exact(model: nn.Module) -> bool:
 
 def once(objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Tensor) -> None:
     """Compares on the first batch in each train/eval mode, and with each loss of one's own; raises with the culprit's name."""
-    if _checks.recording(images):
+    if visibility.recording(images):
         return
     inner = unwrapped(model)
     ours = isinstance(objective.loss, str)

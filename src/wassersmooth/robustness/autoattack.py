@@ -10,7 +10,7 @@ import importlib
 import logging
 import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,12 @@ from torch import Tensor, nn
 from wassersmooth import _checks
 from wassersmooth.robustness.classifier import scores
 from wassersmooth.robustness.gradient_ascent import Attack, refuse_gray_levels
+from wassersmooth.robustness.pixel_attacks import Norm
 
-VERSIONS = ("standard", "rand")
-PACKAGE_NORMS = {"linf": "Linf", "l2": "L2"}
+Version = Literal["standard", "rand"]
+
+VERSIONS: tuple[Version, ...] = get_args(Version)
+PACKAGE_NORMS: dict[Norm, str] = {"linf": "Linf", "l2": "L2"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,8 +40,8 @@ class AutoAttack(Attack):
     """
 
     epsilon: float
-    norm: Literal["linf", "l2"] = "linf"
-    version: Literal["standard", "rand"] = "standard"
+    norm: Norm = "linf"
+    version: Version = "standard"
 
     def __post_init__(self) -> None:
         super().__post_init__()

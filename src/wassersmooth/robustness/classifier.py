@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from wassersmooth import _checks
 from wassersmooth.model_state import untouched
 
-LOSSES = ("cross_entropy", "margin")
+AttackLoss = Literal["cross_entropy", "margin"]
+
+LOSSES: tuple[AttackLoss, ...] = get_args(AttackLoss)
 ROUNDING = 2  # in units of a number's own precision: two to four of its last digits
 
 
@@ -61,7 +64,7 @@ def allowed_difference(outputs: Tensor, tolerance: float) -> Tensor:
     return tolerance * torch.maximum(between_images, best_two) + rounding
 
 
-def loss_per_image(outputs: Tensor, labels: Tensor, loss: str) -> Tensor:
+def loss_per_image(outputs: Tensor, labels: Tensor, loss: AttackLoss) -> Tensor:
     """What an untargeted attack raises. # shape: (B, K), (B,) -> (B,)
 
     ``"cross_entropy"`` is that of the softmax; ``"margin"`` is ``max over c != y of z_c, minus z_y``, positive where the
@@ -74,7 +77,7 @@ def loss_per_image(outputs: Tensor, labels: Tensor, loss: str) -> Tensor:
     return others - outputs.gather(1, labels[:, None])[:, 0]
 
 
-def gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: str, first: bool = True) -> Tensor:
+def gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: AttackLoss, first: bool = True) -> Tensor:
     """The gradient of each image's loss with respect to that image. # shape: (B, C, H, W)
 
     It is the gradient of the sum over the batch, which is the same thing unless batch-norm in training mode couples the

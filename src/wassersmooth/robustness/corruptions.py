@@ -6,6 +6,7 @@ Parameters are those of CIFAR-10-C (Hendrycks and Dietterich, 2019), which was m
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,8 +16,10 @@ from wassersmooth.robustness.filters import gaussian_blur
 from wassersmooth.robustness.jpeg import jpeg
 from wassersmooth.robustness.noise import gaussian_noise
 
+Corruption = Literal["noise", "blur", "contrast", "brightness", "pixelate", "jpeg"]
+
 SEVERITIES = (1, 2, 3, 4, 5)
-PARAMETERS: dict[str, tuple[float, ...]] = {
+PARAMETERS: dict[Corruption, tuple[float, ...]] = {
     "noise": (0.04, 0.06, 0.08, 0.09, 0.10),  # standard deviation
     "blur": (0.4, 0.6, 0.7, 0.8, 1.0),  # standard deviation in pixels
     "contrast": (0.75, 0.5, 0.4, 0.3, 0.15),  # what is left of it
@@ -26,7 +29,7 @@ PARAMETERS: dict[str, tuple[float, ...]] = {
 }
 
 
-def corrupt(images: Tensor, kind: str, severity: int, generator: torch.Generator | None = None) -> Tensor:
+def corrupt(images: Tensor, kind: Corruption, severity: int, generator: torch.Generator | None = None) -> Tensor:
     """Images after a common corruption; they stay in [0, 1]. # shape: (B, C, H, W) -> the same
 
     Arguments:
@@ -41,7 +44,7 @@ def corrupt(images: Tensor, kind: str, severity: int, generator: torch.Generator
     parameter = PARAMETERS[kind][severity - 1]
     if kind == "noise":
         return gaussian_noise(images, parameter, generator)
-    corruptions: dict[str, Callable[[Tensor, float], Tensor]] = {
+    corruptions: dict[Corruption, Callable[[Tensor, float], Tensor]] = {
         "blur": gaussian_blur,
         "contrast": _contrast,
         "brightness": _brightness,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wassersmooth import _checks
+from wassersmooth import _checks, visibility
 from wassersmooth.geometry.randomness import standard_normal
 from wassersmooth.robustness.filters import gaussian_blur
 
@@ -24,6 +24,7 @@ def elastic(images: Tensor, displacement: float, smoothness: float = 4.0, genera
         generator: where the noise comes from.
     """
     _checks.batch("images", images)
+    _checks.pixels("images", images)
     displacement = _checks.non_negative_number("displacement", displacement)
     smoothness = _checks.non_negative_number("smoothness", smoothness)
     if not displacement:
@@ -43,6 +44,7 @@ def rotate(images: Tensor, degrees: Amount) -> Tensor:
         degrees: one angle, or one for each image. # shape: (B,)
     """
     _checks.batch("images", images)
+    _checks.pixels("images", images)
     angle = _one_each("degrees", degrees, images) * (math.pi / 180)
     cos, sin = angle.cos(), angle.sin()
     y, x = (_pixel_grid(images) - _center(images)).unbind(1)
@@ -57,8 +59,9 @@ def scale(images: Tensor, factor: Amount) -> Tensor:
         factor: one positive factor, or one for each image. # shape: (B,)
     """
     _checks.batch("images", images)
+    _checks.pixels("images", images)
     factors = _one_each("factor", factor, images)
-    if _checks.values_are_visible(factors) and bool((factors <= 0).any()):
+    if visibility.values_are_visible(factors) and bool((factors <= 0).any()):
         raise ValueError(f"factor must be positive; got {factors.min().item():g}")
     there = (_pixel_grid(images) - _center(images)) / factors[:, None] + _center(images)
     return _pull(images, there) if bool((factors != 1).any()) else images.clone()
@@ -90,4 +93,5 @@ def _pull(images: Tensor, there: Tensor) -> Tensor:
     relative = (2 * there + 1) / size - 1  # grid_sample's coordinates: -1 and 1 are the outer edges of the image
     grid = relative.flip(1).movedim(1, -1)
     pulled = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return pulled.clamp(images.amin(), images.amax())  # interpolation weights sum to 1 up to rounding
+    bounds = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    return pulled.clamp(*bounds)  # interpolation weights sum to 1 up to rounding

@@ -17,8 +17,8 @@ from wassersmooth.robustness.intervals import bootstrap, wilson
 from wassersmooth.robustness.masking import MaskingChecks
 from wassersmooth.robustness.measurement import Measurement
 from wassersmooth.robustness.report import Entry, Flips, Report
-from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, LIMITS, SUITES, WITH_AUTOATTACK, Limits, Row, rows
-from wassersmooth.robustness.translations import AXES, label_changes
+from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, LIMITS, SUITES, WITH_AUTOATTACK, Limits, Row, Suite, rows
+from wassersmooth.robustness.translations import AXES, Axis, label_changes
 
 Progress = Callable[[int, int, str], None]  # (measures done, measures in all, name of the next one)
 
@@ -33,9 +33,10 @@ def evaluate(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
-    suite: str = "standard",
+    suite: Suite = "standard",
     progress: Progress | None = None,
     generator: torch.Generator | None = None,
+    *,
     autoattack_images: int = AUTOATTACK_IMAGES,
     memory: Memory | None = None,
     seed: int | None = None,
@@ -105,7 +106,7 @@ class _Evaluation:
         model: nn.Module,
         images: Tensor,
         labels: Tensor,
-        suite: str,
+        suite: Suite,
         seed: int,
         progress: Progress | None,
         autoattack_images: int,
@@ -152,13 +153,13 @@ class _Evaluation:
             f"{row.name} {row.description}", limit, lambda: self.measurement.wrong(row.name, row.perturb, limit)
         )
 
-    def _flips(self, axis: str) -> list[Flips]:
+    def _flips(self, axis: Axis) -> list[Flips]:
         """The flips within each reach, the longest last."""
         height, width = self.measurement.images.shape[-2:]
         reach = min(LONGEST_REACH, (width if axis == "horizontal" else height) // 2)
 
         def ask(images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-            return label_changes(self.model, images, axis, reach)  # type: ignore[arg-type]
+            return label_changes(self.model, images, axis, reach)
 
         changes = self._remembered(
             f"flips_{axis} reach {reach}",

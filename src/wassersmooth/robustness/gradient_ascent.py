@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
-from wassersmooth.robustness.classifier import attacked, gradient
+from wassersmooth.robustness.classifier import AttackLoss, attacked, gradient
 
 Step = Callable[[Tensor, Tensor], Tensor]  # (images now, gradient) -> images next
 
@@ -61,7 +61,7 @@ class Attack(ABC):
         """The attack itself, on checked input and a model whose state is taken care of."""
 
     def ascend(
-        self, model: nn.Module, start: Tensor, labels: Tensor, iterations: int, step: Step, loss: str = "cross_entropy"
+        self, model: nn.Module, start: Tensor, labels: Tensor, iterations: int, step: Step, loss: AttackLoss = "cross_entropy"
     ) -> Tensor:
         """The one loop: gradient steps that raise the loss, or lower it where the attack is targeted."""
         x = start
@@ -93,9 +93,8 @@ def refuse_gray_levels(epsilon: float) -> None:
 
 
 def _as_written(value: object) -> str:
+    """A float as the shortest text that is exactly it: a decimal, or below 1 a number of gray levels."""
     if not isinstance(value, float):
         return repr(value)
-    levels = round(255 * value, 6)
-    if 0 < value < 1 and repr(value) != f"{value:g}" and (4 * levels).is_integer():  # no short decimal, but gray levels
-        return f"{levels:g}/255"
-    return f"{value:g}"
+    decimal, levels = _checks.shortest(value), f"{round(255 * value, 2):g}" if 0 < value < 1 else "0"
+    return min(decimal, f"{levels}/255", key=len) if float(levels) / 255 == value else decimal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +11,14 @@ from torch import Tensor, nn
 from wassersmooth import _checks
 from wassersmooth.geometry.randomness import standard_normal, uniform
 from wassersmooth.normalized import find_units
-from wassersmooth.robustness.classifier import LOSSES, loss_per_image, scores
+from wassersmooth.robustness.classifier import LOSSES, AttackLoss, loss_per_image, scores
 from wassersmooth.robustness.gradient_ascent import Attack, Step, check_size, refuse_gray_levels
 
 Units = Literal["pixel", "normalized"]
 Norm = Literal["linf", "l2"]
-Loss = Literal["cross_entropy", "margin"]
 
-UNITS = ("pixel", "normalized")
-NORMS = ("linf", "l2")
+UNITS: tuple[Units, ...] = get_args(Units)
+NORMS: tuple[Norm, ...] = get_args(Norm)
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,7 +87,7 @@ class PGD(Attack):
     norm: Norm = "linf"
     random_start: bool = True
     restarts: int = 1
-    loss: Loss = "cross_entropy"
+    loss: AttackLoss = "cross_entropy"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +16,15 @@ from wassersmooth.geometry.metrics import Wasserstein
 from wassersmooth.geometry.randomness import uniform
 from wassersmooth.robustness import variations
 from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, AutoAttack, WassersteinPGD
-from wassersmooth.robustness.corruptions import PARAMETERS, SEVERITIES
+from wassersmooth.robustness.corruptions import PARAMETERS, SEVERITIES, Corruption
 from wassersmooth.robustness.measurement import Perturbation
+from wassersmooth.robustness.pixel_attacks import Units
 
 Noise = Callable[[Tensor, float, torch.Generator], Tensor]
+Suite = Literal["quick", "paper", "publication", "standard", "frontier", "full"]
 
-SUITES = ("quick", "paper", "publication", "standard", "frontier", "full")
-WITH_AUTOATTACK = ("publication", "full")
+SUITES: tuple[Suite, ...] = get_args(Suite)
+WITH_AUTOATTACK: tuple[Suite, ...] = ("publication", "full")
 AUTOATTACK_IMAGES = 1000
 AUTOATTACK_LEVELS = (8, 2)  # epsilon in 1/255
 # One attack for each threat, by its name in the standard suite.
@@ -59,7 +62,7 @@ class Limits:
     square_queries: int
 
 
-LIMITS = {
+LIMITS: dict[Suite, Limits] = {
     "quick": Limits(images=200, flips=100, probes=100, square_queries=100),
     "paper": Limits(images=None, flips=1000, probes=200, square_queries=300),
     "publication": Limits(images=None, flips=1000, probes=500, square_queries=1000),
@@ -70,7 +73,7 @@ LIMITS = {
 
 
 def rows(
-    suite: str, size: tuple[int, int], normalized: bool, random: bool, autoattack_images: int = AUTOATTACK_IMAGES
+    suite: Suite, size: tuple[int, int], normalized: bool, random: bool, autoattack_images: int = AUTOATTACK_IMAGES
 ) -> list[Row]:
     """The rows of a suite.
 
@@ -81,11 +84,11 @@ def rows(
         autoattack_images: AutoAttack is run on at most that many.
     """
     _checks.choice("suite", suite, SUITES)
-    units = ("pixel", "normalized") if normalized and suite != "quick" else ("pixel",)
+    units: tuple[Units, ...] = ("pixel", "normalized") if normalized and suite != "quick" else ("pixel",)
     found = [Row("clean", lambda model, images, labels, generator: images, "the images as they are")]
     if suite == "frontier":
         return found + [row for row in _standard(*size) if row.name in FRONTIER]
-    found += [row for unit in units for row in _paper(unit, suite)]
+    found += [row for unit in units for row in _paper(unit)]
     if suite in ("standard", "full"):
         found += _standard(*size)
     if suite in WITH_AUTOATTACK:
@@ -95,10 +98,10 @@ def rows(
     return found
 
 
-def _paper(units: str, suite: str) -> list[Row]:
-    attacks = [(f"fgsm_{n}_{units}", FGSM(n / 255, units)) for n in (8, 25)]  # type: ignore[arg-type]
+def _paper(units: Units) -> list[Row]:
+    attacks = [(f"fgsm_{n}_{units}", FGSM(n / 255, units)) for n in (8, 25)]
     found = [Row(name, attack, repr(attack), attack.epsilon, units, "linf") for name, attack in attacks]
-    iterated = IFGSM(8 / 255, 2 / 255, 20, units)  # type: ignore[arg-type]
+    iterated = IFGSM(8 / 255, 2 / 255, 20, units)
     found.append(Row(f"ifgsm20_8_{units}", iterated, repr(iterated), iterated.epsilon, units, "linf"))
     return found
 
@@ -154,7 +157,7 @@ def _autoattack(levels: int, random: bool, images: int) -> Row:
     return Row(f"autoattack_{levels}_pixel", attack, repr(attack), attack.epsilon, "pixel", "linf", images)
 
 
-def _corruption(kind: str, severity: int) -> Row:
+def _corruption(kind: Corruption, severity: int) -> Row:
     def perturb(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         return variations.corrupt(images, kind, severity, generator)
 

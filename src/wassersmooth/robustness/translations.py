@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,8 @@ from wassersmooth.robustness.classifier import asked, scores
 Axis = Literal["horizontal", "vertical"]
 Padding = Literal["zeros", "edge", "reflect"]
 
-AXES = ("horizontal", "vertical")
-PAD_MODES = {"zeros": "constant", "edge": "replicate", "reflect": "reflect"}
+AXES: tuple[Axis, ...] = get_args(Axis)
+PAD_MODES: dict[Padding, str] = {"zeros": "constant", "edge": "replicate", "reflect": "reflect"}
 
 
 def translate(images: Tensor, shift: int, axis: Axis = "horizontal", padding: Padding = "zeros") -> Tensor:
@@ -70,7 +70,7 @@ def label_changes(
     return frames[:, 1:] != frames[:, :-1]
 
 
-def _check_reach(name: str, pixels: int, images: Tensor, axis: str) -> None:
+def _check_reach(name: str, pixels: int, images: Tensor, axis: Axis) -> None:
     _checks.choice("axis", axis, AXES)
     size = images.shape[-1] if axis == "horizontal" else images.shape[-2]
     if pixels >= size:

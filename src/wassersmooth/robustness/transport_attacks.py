@@ -27,9 +27,8 @@ from wassersmooth import _checks
 from wassersmooth.geometry.metrics import Wasserstein
 from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
 from wassersmooth.geometry.operators import WeightedLaplacian
-from wassersmooth.robustness.classifier import LOSSES
+from wassersmooth.robustness.classifier import LOSSES, AttackLoss
 from wassersmooth.robustness.gradient_ascent import Attack
-from wassersmooth.robustness.pixel_attacks import Loss
 
 # Limits are taken this much too small, so that sums of rounded fluxes cannot leave [0, 1]; float64 rounds at 1e-16.
 SAFETY = 1 - 1e-12
@@ -51,7 +50,7 @@ class WassersteinPGD(Attack):
     metric: Wasserstein
     epsilon: float
     iterations: int
-    loss: Loss = "cross_entropy"
+    loss: AttackLoss = "cross_entropy"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +84,7 @@ class WassersteinFGSM(Attack):
 
     metric: Wasserstein
     epsilon: float
-    loss: Loss = "cross_entropy"
+    loss: AttackLoss = "cross_entropy"
     limited: bool = True
 
     def __post_init__(self) -> None:

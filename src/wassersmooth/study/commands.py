@@ -115,7 +115,8 @@ class Evaluate:
     folders: Folders
     """Run folders, study folders, published models (files), or models of your own (module:factory, timm:NAME)."""
     suite: Suite = None
-    """quick, paper, publication, standard, frontier, full; without it, what the run was configured with."""
+    """quick, paper, publication, standard, frontier, full; without it, what the run was configured with, and standard for a
+    model of your own."""
     test_images: int | None = None
     """Measures on that many images, chosen by content; without it, as the run was configured."""
     data_dir: Path | None = None
@@ -150,10 +151,16 @@ class Evaluate:
         runs = [run for path in self.folders for run in self._runs(path, screen)]
         asked = (self.suite, self.test_images, self.data_dir, self.autoattack_images, self.pictures, self.split)
         experiment.measure(runs, screen, self.device, *asked)
+        if self.split == "test":
+            several = f", and so on for {len(runs)} runs" if len(runs) > 1 else ""
+            screen.line(f"page: {runs[0].folder / 'report.md'}{several}")
 
     def _check_own(self) -> None:
         own = [path for path in self.folders if own_models.is_named(path)]
         given = [name for name in ("dataset", "weights", "image_size") if getattr(self, name) is not None]
+        if given and not own and (not self.folders[0].exists() or self.folders[0].suffix == ".py"):
+            module = self.folders[0].with_suffix("")
+            raise StudyError(f"a model of your own is written module:factory; got {self.folders[0]}; write {module}:FACTORY")
         if given and not own:
             raise StudyError(
                 f"--{given[0].replace('_', '-')} belongs to a model of your own, module:factory; got {self.folders[0]}, which "

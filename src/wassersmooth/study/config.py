@@ -76,6 +76,9 @@ class Training:
     patience: int | None = None
     """Stops after that many epochs without a better validation error, and keeps the best weights. Both begin when eta_ramp is
     over: the epochs before it have a smaller eta."""
+    patience_on: Literal["clean", "robust"] = "clean"
+    """Which validation error patience looks at: of clean images, or of the first 500 under I-FGSM-10 at 8/255. Robustness may
+    get worse long before clean error does; with a patience of all epochs, the best epoch is kept and none is left out."""
     engine: Literal["double_backward", "forward_mode", "finite_difference"] = "double_backward"
     """How a gradient penalty is differentiated by the eager step; the fast step has a way of its own, exact too."""
     checkpoint_every: int = 1
@@ -86,7 +89,11 @@ class Training:
         late = [str(milestone) for milestone in self.milestones if milestone >= self.epochs]
         falls = "falls less often" if len(late) < len(self.milestones) else "never falls"
         never = f"--milestones {' '.join(late)}: never reached in {self.epochs} epochs, and the learning rate {falls}"
-        return [f"{never}; lower them, or train longer"] if late else []
+        return (
+            [f"{never}; lower them below {self.epochs}, give --milestones with nothing for none, or train longer"]
+            if late
+            else []
+        )
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,7 @@ class Study:
     regularizers: tuple[str, ...] = ("none",)
     """Each as KIND:eta=...,radius=...,mass=..., such as none wasserstein:eta=0.3,radius=2 pgd7:eta=8/255. Kinds: none;
     penalties euclidean, wasserstein, uniform, dual-norm, euclidean-length, wasserstein-length, dual-length, tikhonov,
-    tikhonov-euclidean; euclidean-noise, wasserstein-noise;
+    tikhonov-curvature, tikhonov-euclidean; euclidean-noise, wasserstein-noise;
     attacks adversarial (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and PENALTY+ATTACK:eta=...,epsilon=..."""
     seeds: tuple[int, ...] = (0,)
     """One run for each; they decide the initial weights and the order of the images."""
@@ -280,7 +287,7 @@ def _check(study: Study) -> None:
     _require(
         all(m >= 1 for m in milestones) and sorted(set(milestones)) == list(milestones),
         "milestones",
-        "rising epochs",
+        "rising epochs from 1 on, or nothing",
         milestones,
     )
     if study.training.patience is not None and not study.data.validation:

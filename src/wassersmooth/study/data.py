@@ -84,11 +84,18 @@ class Dataset:
         return mean.tolist(), torch.where(std > 0, std, torch.ones_like(std)).tolist()
 
 
-def load(config: Data, test_images: int | None = None) -> Dataset:
-    """The data set of a configuration, on the CPU."""
+def load(config: Data, test_images: int | None = None, trained_elsewhere: bool = False) -> Dataset:
+    """The data set of a configuration, on the CPU.
+
+    Arguments:
+        test_images: at most that many, chosen by content.
+        trained_elsewhere: for a model that is measured alone: where no images are set apart for tests, all of them are.
+    """
     train, test, classes = _records(config)
-    remarks = _remarks(config.dataset, train, test, classes)
-    if test is None:
+    remarks = _remarks(config.dataset, train, test, classes, trained_elsewhere)
+    if test is None and trained_elsewhere and config.dataset not in NAMES:
+        test = train
+    elif test is None:
         train, test = train.split(round(TEST_PART * len(train)), config.split_seed)
     train = train.subset(config.train_images, config.split_seed, "train_images")
     test = test.subset(test_images, config.split_seed, "test_images")
@@ -127,12 +134,13 @@ def crop_and_flip(images: Tensor, moves: Tensor, flips: Tensor) -> Tensor:
     return padded[which[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 
-def _remarks(name: str, train: Records, test: Records | None, classes: int) -> tuple[str, ...]:
+def _remarks(name: str, train: Records, test: Records | None, classes: int, trained_elsewhere: bool) -> tuple[str, ...]:
     """What the user's own data may lack: test images, images of a class, or light."""
     found = []
     if test is None and name not in NAMES:
+        kept = f"{TEST_PART:.0%} of its images are kept for that and not trained on"
         found.append(
-            f"{name} has no test images: {TEST_PART:.0%} of its images are kept for that and not trained on; "
+            f"{name} has no test images: {f'all {len(train)} images are measured' if trained_elsewhere else kept}; "
             "a .npz may have test_images and test_labels, a folder train and test"
         )
     if missing := sorted(set(range(classes)) - set(train.labels.tolist())):
@@ -155,6 +163,8 @@ def _remarks(name: str, train: Records, test: Records | None, classes: int) -> t
 def _records(config: Data) -> tuple[Records, Records | None, int]:
     """(training, test or None, classes) as the files have them."""
     name = config.dataset
+    if config.image_size is not None and (name in NAMES or name.endswith(".npz")):
+        raise StudyError(f"--image-size is for a folder of images; got {config.image_size} with {name}; leave it out")
     if name == "digits":
         return _digits()
     if name in ("mnist", "fashion-mnist"):
@@ -233,10 +243,17 @@ def _folder(path: Path, image_size: int | None) -> tuple[Records, Records | None
     names = formats.class_folders(train)
     if len(names) < 2:
         raise StudyError(f"{train}: expected a folder for each of at least 2 classes; got {names}")
-    if test is not None and formats.class_folders(test) != names:
-        raise StudyError(f"{test}: expected the classes of {train}, {names}; got {formats.class_folders(test)}")
-    held_out = None if test is None else formats.read_image_folder(test, names, image_size)
-    return formats.read_image_folder(train, names, image_size), held_out, len(names)
+    learned = formats.read_image_folder(train, names, image_size)
+    if test is None:
+        return learned, None, len(names)
+    if unknown := sorted(set(formats.class_folders(test)) - set(names)):
+        raise StudyError(
+            f"{test}: has classes that {train} has not, such as {unknown[0]}; expected the same names; rename them"
+        )
+    held_out = formats.read_image_folder(test, names, image_size)
+    most = max(records.images.shape[1] for records in (learned, held_out))
+    learned, held_out = (Records(formats.in_channels(r.images, most), r.labels) for r in (learned, held_out))
+    return learned, held_out, len(names)
 
 
 def _part(records: Records) -> Part:

@@ -96,6 +96,11 @@ def read_npz(path: Path) -> tuple[Records, Records | None, int]:
     if not {"images", "labels"} <= set(found):
         raise StudyError(f"{path}: expected arrays named images and labels (and test_images, test_labels); got {sorted(found)}")
     for name in ("labels", "test_labels"):
+        if name in found and found[name].ndim == 2:
+            raise StudyError(
+                f"{path}: {name} must be one number for each image; got shape {found[name].shape}; take labels.argmax(1) of "
+                "targets with a column for each class, labels[:, 0] of a single column"
+            )
         if name in found and found[name].dtype.kind not in "iu":
             raise StudyError(
                 f"{path}: {name} must be whole numbers; got {found[name].dtype}; number the classes from 0, as "
@@ -118,10 +123,11 @@ def read_image_folder(folder: Path, names: list[str], image_size: int | None) ->
         raise _checks.extra("pillow", "data", "an image folder") from None
     images, labels = [], []
     for label, name in enumerate(names):
-        for path in sorted(p for p in (folder / name).iterdir() if p.suffix.lower() in IMAGE_SUFFIXES):
+        here = folder / name  # test images need not be of every class
+        for path in sorted(p for p in (here.iterdir() if here.is_dir() else ()) if p.suffix.lower() in IMAGE_SUFFIXES):
             try:
                 with Image.open(path) as opened:
-                    image = opened.convert("L" if opened.mode in {"1", "L", "I", "I;16"} else "RGB")
+                    image = _eight_bits(opened)
             except (OSError, ValueError, Image.DecompressionBombError) as error:
                 raise StudyError(f"{path}: not a readable image ({error}); repair or remove it") from None
             if image_size is not None:
@@ -129,14 +135,29 @@ def read_image_folder(folder: Path, names: list[str], image_size: int | None) ->
             pixels = np.asarray(image, dtype=np.uint8)
             images.append(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
             labels.append(label)
-            if images[-1].shape != images[0].shape:
+            if images[-1].shape[1:] != images[0].shape[1:]:
                 raise StudyError(
-                    f"{path}: has shape {images[-1].shape} (channels, height, width), and the first image {images[0].shape}; "
+                    f"{path}: has {images[-1].shape[1:]} pixels (height, width), and the first image {images[0].shape[1:]}; "
                     "scale them alike with --image-size"
                 )
     if not images:
         raise StudyError(f"{folder}: no images in its class folders; expected {folder}/CLASS/NAME.png")
-    return Records(np.stack(images), np.array(labels, dtype=np.int64))
+    most = max(len(image) for image in images)  # gray images among colored ones become colored
+    return Records(np.stack([in_channels(image, most) for image in images]), np.array(labels, dtype=np.int64))
+
+
+def in_channels(images: Array, channels: int) -> Array:
+    """Gray images, or one, in as many equal channels; colored ones as they are. # shape: (..., C, H, W)"""
+    return np.repeat(images, channels, axis=-3) if images.shape[-3] < channels else images
+
+
+def _eight_bits(opened: Any) -> Any:
+    """An image of Pillow's in gray or in color; the 16 bits of a gray one are scaled, where Pillow would cut them off."""
+    from PIL import Image
+
+    if opened.mode.startswith("I"):
+        return Image.fromarray(np.round(np.asarray(opened) / 257).clip(0, 255).astype(np.uint8))
+    return opened.convert("L" if opened.mode in {"1", "L"} else "RGB")
 
 
 def class_folders(folder: Path) -> list[str]:

@@ -45,11 +45,12 @@ def show_errors(runs: Sequence[Run], screen: Screen, split: str = "test") -> Non
         f"{split.capitalize()} error in percent on {' or '.join(map(str, counts))} images, and label flips along translations"
     )
     screen.table(title, ["run", "clean", *(HEADINGS[name] for name in shown[1:]), "flips\nhoriz", "flips\nvert"], rows)
-    screen.line(f"px: pixel units (8 is 8/255); norm: normalized units; all rows: {EVALUATIONS[split]}")
+    norm = "norm: normalized units; " if any("normalized" in name for name in shown) else ""
+    screen.line(f"px: pixel units (8 is 8/255); {norm}all rows: {EVALUATIONS[split]}")
     pairs = [(images_of(e, AUTOATTACK), images_of(e)) for _, e in found if AUTOATTACK in shown and AUTOATTACK in e["errors"]]
     if any(few < all_of_them for few, all_of_them in pairs):
         few = " or ".join(map(str, sorted({few for few, _ in pairs})))
-        screen.line(f"AutoA.: the first {few} of these images")
+        screen.line(f"AutoA.: on {few} of these images")
     masked = [f"{name}: {evaluation['verdict']}" for name, evaluation in found if evaluation["verdict"] != UNMASKED]
     for line in masked or [f"gradient masking: no sign of it in {'any run' if len(found) > 1 else 'the run'}"]:
         screen.line(line)

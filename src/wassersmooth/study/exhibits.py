@@ -201,7 +201,10 @@ def _collect_neighborhoods(images: Tensor, tensors: dict[str, Tensor], facts: di
         return
     source, targets = images[:1].expand(len(images) - 1, -1, -1, -1).contiguous(), images[1:]
     try:
-        lengths = {"l2": (targets - source).flatten(1).norm(dim=1), "w2": transport.w2(source, targets)}
+        lengths: dict[transport.Way, Tensor] = {
+            "l2": (targets - source).flatten(1).norm(dim=1),
+            "w2": transport.w2(source, targets),
+        }
         for metric, length in lengths.items():
             distance = SPHERE * float(length.min())
             tensors[f"neighbors/{metric}"] = transport.interpolate(source, targets, distance, metric).float()

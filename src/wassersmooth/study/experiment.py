@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from torch import nn
 from wassersmooth import _checks
 from wassersmooth._checks import NotFiniteError
 from wassersmooth.robustness.dossier import evaluate
-from wassersmooth.robustness.suites import WITH_AUTOATTACK
+from wassersmooth.robustness.suites import WITH_AUTOATTACK, Suite
 from wassersmooth.study import acceleration, data, durable, exhibits, models, own_models, provenance
 from wassersmooth.study.clock import clocked
 from wassersmooth.study.config import Data, Machine, Study
@@ -89,7 +89,7 @@ def measure(
                 count = test_images or run.config.evaluation.test_images
                 key = (wanted, count if split == "test" else None)
                 if key not in loaded:
-                    loaded[key] = data.load(*key)
+                    loaded[key] = data.load(*key, trained_elsewhere=run.config.preset == own_models.PRESET)
                 part = loaded[key].test if split == "test" else _held_out(loaded[key], count, run)
                 hard = autoattack_images or run.config.evaluation.autoattack_images
                 asked = (suite or run.config.evaluation.suite, hard, where, screen, pictures, split)
@@ -188,7 +188,9 @@ def _measure_one(
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     try:
         memory = MeasuredRows(run.folder / MEASURED[split], subject | {"device": device.type}, provenance.origin(device))
-        report = evaluate(model, images, labels, suite, progress, generator, autoattack_images, memory)
+        report = evaluate(
+            model, images, labels, cast(Suite, suite), progress, generator, autoattack_images=autoattack_images, memory=memory
+        )
     except ValueError as error:  # the library's own complaints are one line with a remedy already
         diverged = isinstance(error, NotFiniteError) and run.config.preset != own_models.PRESET
         remedy = "; training has diverged: lower --learning-rate or eta, and train it in another --output" if diverged else ""

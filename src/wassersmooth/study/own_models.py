@@ -44,13 +44,13 @@ def as_run(name: str, weights: Path | None, images: Data, folder: Path, screen: 
         seed=0,
         preset=PRESET,
     )
-    loaded = data.load(images)
+    loaded = data.load(images, trained_elsewhere=True)
     for line in loaded.remarks:
         screen.line(line)
     models.require_fitting(config.model, loaded)
     model = models.build_for(config.model, loaded, config.seed).eval()
     if weights is not None:
-        checkpoints.load_into(model, _fitted(_read(weights), model), weights)
+        _load(model, weights, name, loaded.classes)
     readable = "-".join([name.replace(":", "-"), *([weights.stem] if weights else [])])
     content = checkpoints.digest(model.state_dict(), f"{images.dataset} {images.image_size}")
     run = Run(folder / f"{readable}-{content[:8]}", config)
@@ -69,6 +69,17 @@ def _holds(copy: Path, model: nn.Module, facts: dict[str, Any]) -> bool:
         return False
     now, then = (checkpoints.digest(tensors, "") for tensors in (model.state_dict(), stored.tensors))
     return now == then and stored.facts == facts
+
+
+def _load(model: nn.Module, weights: Path, name: str, classes: int) -> None:
+    tensors = _read(weights)
+    try:
+        checkpoints.load_into(model, _fitted(tensors, model), weights)
+    except StudyError as error:
+        wrapped = all(key.startswith("model.") or key in ("mean", "std") for key in tensors)
+        hint = "; they seem to be of a wassersmooth.Normalized around it: return that from the factory" if wrapped else ""
+        asked = f"{name} was called with classes={classes}, as many as the data have"
+        raise StudyError(f"{error}; {asked}{hint}") from None
 
 
 def _read(weights: Path) -> dict[str, Tensor]:

@@ -78,10 +78,12 @@ def checked(records: Records, classes: int, where: str) -> Records:
             f"got {tuple(images.shape)} and {tuple(labels.shape)}"
         )
     if images.dtype != np.uint8 and not (np.isfinite(images).all() and images.min() >= 0 and images.max() <= 1):
-        low, high = float(images.min()), float(images.max())
-        raise StudyError(
-            f"{where}: pixel values must be 8-bit, or floats in [0, 1]; got {low:.4g} to {high:.4g}; divide by 255"
-        )
+        got, remedy = f"{images.min():.4g} to {images.max():.4g}", "divide by 255"
+        if not np.isfinite(images).all():
+            got, remedy = f"{np.count_nonzero(~np.isfinite(images))} values that are NaN or infinite", "clean the data"
+        elif images.min() < 0:
+            remedy = "(images + 1) / 2 is right for images in [-1, 1]"
+        raise StudyError(f"{where}: pixel values must be 8-bit, or floats in [0, 1]; got {got}; {remedy}")
     if labels.min() < 0 or labels.max() >= classes:
         raise StudyError(f"{where}: labels must be in 0..{classes - 1}; got {labels.min()}..{labels.max()}; the file is wrong")
     return records

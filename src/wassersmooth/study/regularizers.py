@@ -13,6 +13,7 @@ from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
 from wassersmooth.learning.attacked import Attack
 from wassersmooth.learning.dual_norm import DualNorm
+from wassersmooth.learning.engines import EngineName
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.terms import Objective
 from wassersmooth.learning.tikhonov import Tikhonov
@@ -29,7 +30,8 @@ KINDS = {
     "wasserstein-length": "loss + eta <grad, L(x) grad>^(1/2), likewise",
     "dual-length": "loss + eta ((pi/2) / N)^(1/2) |grad|_1, likewise for L-infinity perturbations",
     "tikhonov": "loss + (eta^2 / 2) tr(L(x) Hess loss), one random probe: the paper's theorem with its Laplacian term",
-    "tikhonov-euclidean": "the same with the identity in place of L(x)",
+    "tikhonov-curvature": "without that term: (eta^2 / 2) sum_cd l''_cd <grad f_c, L(x) grad f_d>, likewise",
+    "tikhonov-euclidean": "tikhonov with the identity in place of L(x)",
     "euclidean-noise": "the loss at x + eta * white noise",
     "wasserstein-noise": "the loss at x + eta * noise of covariance L(x)",
     "adversarial": "the loss at an FGSM example with epsilon = eta, in pixel units",
@@ -37,7 +39,10 @@ KINDS = {
     "pgd7": "the loss after 7 PGD steps of eta / 4 in the L-infinity ball of eta, from a random start",
     "wasserstein-adversarial": "the loss after one step of length eta in the Wasserstein metric, in closed form",
 }
-ON_A_GRAPH = ("wasserstein", "uniform", "wasserstein-length", "tikhonov", "wasserstein-noise", "wasserstein-adversarial")
+ON_A_GRAPH = (
+    *("wasserstein", "uniform", "wasserstein-length", "tikhonov", "tikhonov-curvature"),
+    *("wasserstein-noise", "wasserstein-adversarial"),
+)
 LENGTHS = ("euclidean-length", "wasserstein-length", "dual-length")
 PENALTIES = ("euclidean", "wasserstein", "uniform", "dual-norm", *LENGTHS)
 ATTACKS = ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial")
@@ -123,7 +128,7 @@ class Regularizer:
             return Euclidean()
         return Wasserstein(PixelGraph.grid(height, width, self.radius), mass=self.mass, uniform=self.parts[0] == "uniform")
 
-    def objective(self, size: tuple[int, int], engine: str, eta: float | Tensor | None = None) -> Objective:
+    def objective(self, size: tuple[int, int], engine: EngineName, eta: float | Tensor | None = None) -> Objective:
         """What is minimized.
 
         Arguments:
@@ -139,7 +144,7 @@ class Regularizer:
             return AdversarialTraining(self._attack(kind, self.eta, size))
         metric = self.metric(*size)
         if kind.startswith("tikhonov"):
-            return Tikhonov(metric, strength)
+            return Tikhonov(metric, strength, laplacian=None if kind == "tikhonov-curvature" else "additive")
         if kind.endswith("-noise"):
             return NoisyInputs(metric, strength)
         measured = DualNorm() if kind in ("dual-norm", "dual-length") else metric

@@ -20,7 +20,7 @@ from torch import nn
 
 from wassersmooth.study import checkpoints, durable, models
 from wassersmooth.study.checkpoints import Stored
-from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig
+from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig, Training
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.fixed_scores import fixed_scores, require_same_scores
@@ -29,6 +29,8 @@ LOCK, MEASURING = "run.lock", "measuring.lock"
 # By the images that were measured: what evaluate has found, and its rows as they come.
 EVALUATIONS = {"test": "evaluation.json", "validation": "validation.json"}
 MEASURED = {"test": "measured.jsonl", "validation": "measured-validation.jsonl"}
+
+NEW_FIELDS = ("patience_on",)  # that configurations of earlier versions do not have
 
 
 class Run:
@@ -89,7 +91,7 @@ class Run:
                 raise StudyError(f"{self.folder} holds {sorted(others)[0]} but no config.json; choose another --output")
             durable.write_json(path, self.config.to_flat())
             return
-        stored = read_json(path, "a run folder")
+        stored = with_new_fields(read_json(path, "a run folder"))
         wanted = self.config.to_flat()
         changed = [key for key in {**stored, **wanted} if key not in FREE_TO_CHANGE and stored.get(key) != wanted.get(key)]
         if changed and stored.keys() == wanted.keys() and not self._begun:
@@ -142,6 +144,11 @@ class Run:
                 "data; restore them, say where they are with --data-dir, or train again in another --output"
             )
         return build_model(self.config, stored, path)
+
+
+def with_new_fields(stored: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier version stored of a run, with the fields it did not know: their defaults are what it did."""
+    return {name: getattr(Training(), name) for name in NEW_FIELDS} | stored
 
 
 def facts_of(config: RunConfig, data: Dataset, model: nn.Module) -> dict[str, Any]:

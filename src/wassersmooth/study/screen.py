@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 USUAL_WIDTH = 80  # of a terminal that a file is looked at in
-PLAIN_LINES = 5  # of progress for each task, where there is no terminal
+PLAIN_LINES = 5  # of progress for each task, where there is no terminal,
+PLAIN_SECONDS = 60.0  # and one whenever so much time has passed since the last
 
 
 class Screen:
@@ -54,7 +56,7 @@ class Screen:
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[done]}/{task.total:.0f}"),
         )
         with Progress(
             *columns, TimeRemainingColumn(compact=True), TextColumn("{task.fields[note]}", markup=False), console=self.console
@@ -74,14 +76,23 @@ class ScreenTask:
     def __init__(self, screen: Screen, name: str, total: int, done: int) -> None:
         self.screen, self.name, self.total = screen, name, total
         self.bar: TaskID | None = None
+        self.said = time.monotonic()
         if screen.progress is not None:
-            self.bar = screen.progress.add_task(name, total=total, completed=done, note="")
+            self.bar = screen.progress.add_task(name, total=total, completed=done, done=done, note="")
 
     def update(self, done: int, note: str) -> None:
         if self.screen.progress is not None and self.bar is not None:
-            self.screen.progress.update(self.bar, completed=done, total=self.total, note=note)
-        elif done == self.total or done % max(1, self.total // PLAIN_LINES) == 0:
+            self.screen.progress.update(self.bar, completed=done, done=done, total=self.total, note=note)
+            return
+        regular = done == self.total or done % max(1, self.total // PLAIN_LINES) == 0
+        if regular or time.monotonic() - self.said > PLAIN_SECONDS:
             self.screen.line(f"{self.name}  {done}/{self.total}  {note}")
+            self.said = time.monotonic()
+
+    def within(self, done: float) -> None:
+        """Moves the bar between two parts; a long one would look stuck."""
+        if self.screen.progress is not None and self.bar is not None:
+            self.screen.progress.update(self.bar, completed=done)
 
 
 def _aligned(

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth._checks import NotFiniteError
+from wassersmooth.robustness.attacks import IFGSM
+from wassersmooth.robustness.classifier import attacked
+from wassersmooth.robustness.measurement import Measurement
 from wassersmooth.study import checkpoints, models, provenance
 from wassersmooth.study.acceleration import Step, make_step, shortcuts
 from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig
@@ -18,10 +21,11 @@ from wassersmooth.study.data import Dataset, Part, batches
 from wassersmooth.study.distributed import World
 from wassersmooth.study.errors import DivergedError, StudyError
 from wassersmooth.study.fixed_scores import ON_ANY_DEVICE, fixed_scores, require_same_scores
-from wassersmooth.study.runs import Run
+from wassersmooth.study.runs import Run, with_new_fields
 from wassersmooth.study.screen import Screen
 
 TRAIN_ERROR_IMAGES = 2000  # the training error is measured on so many, in eval mode
+ATTACK, ATTACKED_IMAGES = IFGSM(8 / 255, 2 / 255, 10), 500  # what patience_on = "robust" looks at
 EVALUATION_BATCH = {"cpu": 500, "cuda": 2500}  # where launches take longer than the images, few large batches
 
 
@@ -45,9 +49,12 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
             loss, penalty = _guarded(step, *world.share(images, labels), state, run)
             totals.append(torch.stack([loss, penalty]) * len(labels))
             seen += len(labels)
+            task.within(state.epoch + seen / len(data.train))
             yield
         errors = error(state.model, data.train, TRAIN_ERROR_IMAGES), error(state.model, data.validation)
         yield  # nobody has waited for the GPU yet: runs beside this one go on while it computes
+        on_robust = recipe.patience is not None and recipe.patience_on == "robust"
+        robust_error = float(world.as_first(attacked_error(state.model, data.validation))) if on_robust else None
         _require_finite(torch.stack(totals), state, run)
         loss_mean, penalty_mean = (world.mean(torch.stack(totals).sum(0)) / seen).tolist()
         # Batch-norm has statistics of its own in each process: the first one's errors decide, or some stop and others wait.
@@ -57,9 +64,10 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
             raise _diverged(
                 f"the network's scores are not finite after step {state.steps} (epoch {state.epoch + 1})", state, run
             )
-        state.end_epoch(validation_error)
+        state.end_epoch(robust_error if on_robust else validation_error)
         row = {"epoch": state.epoch, "loss": loss_mean, "penalty": penalty_mean}
         row |= {"train_error": train_error, "validation_error": validation_error}
+        row |= {"robust_error": robust_error} if on_robust else {}
         row |= {"learning_rate": rate, "seconds": round(time.perf_counter() - started, 4)}
         if world.is_first:
             run.append_metrics(row)
@@ -157,8 +165,9 @@ class TrainingState:
         raw = self.world.from_first(raw)
         if raw is not None:
             stored = checkpoints.parse(raw, path)
+            facts = stored.facts | {"config": with_new_fields(stored.facts.get("config", {}))}
             for key, value in self._identity().items():
-                if stored.facts.get(key) != value:
+                if facts.get(key) != value:
                     what = "another configuration" if key == "config" else "other training images"
                     raise StudyError(f"{path} belongs to {what}; it was left as it is; choose another --output")
             self._restore(stored, run)
@@ -221,6 +230,15 @@ def error(model: nn.Module, part: Part, limit: int | None = None) -> Tensor | No
     model.train(was_training)
     share = 100 * torch.stack(wrong).sum().double() / len(labels)
     return torch.where(torch.stack(good).all(), share, torch.nan)
+
+
+def attacked_error(model: nn.Module, part: Part) -> Tensor:
+    """The error of the first images under a short attack, in percent, on their device; it steers, and measures nothing."""
+    images, labels = part.images[:ATTACKED_IMAGES], part.labels[:ATTACKED_IMAGES]
+    with attacked(model, images) as inner:
+        inner.eval()
+        wrong = Measurement(inner, images, labels, seed=0).wrong("robust", ATTACK)
+    return 100 * wrong.double().mean().to(images.device)
 
 
 def _guarded(

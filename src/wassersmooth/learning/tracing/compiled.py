@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, fx
 MOST = 32  # a session that goes through many models need not keep them all; those in use are kept by their users
 
 _known: dict[str, Callable[..., Any]] = {}  # those asked for last are last
+_turn = threading.Lock()  # of whoever looks into them or changes them
 
 
 def shared(plain: fx.GraphModule, form: object, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
@@ -20,14 +22,18 @@ def shared(plain: fx.GraphModule, form: object, compile: Callable[[], Callable[.
     Arguments:
         plain: the traced plain step; equal graphs are the same function of images, labels, parameters and buffers.
         form: all else that the compiled function depends on, told apart by its ``repr``.
-        compile: differentiates and compiles, which takes from seconds to a minute.
+        compile: differentiates and compiles, which takes from seconds to a minute. Threads do not wait for each other's: two
+            that ask for the same at once may both compile, and then share what the first one has made.
     """
     key = _fingerprint(plain) + repr(form)
-    found = _known.pop(key, None)
-    _known[key] = found = compile() if found is None else found
-    if len(_known) > MOST:
-        del _known[next(iter(_known))]
-    return found
+    with _turn:
+        found = _known.get(key)
+    made = compile() if found is None else found
+    with _turn:
+        _known[key] = made = _known.pop(key, made)
+        if len(_known) > MOST:
+            del _known[next(iter(_known))]
+    return made
 
 
 def _fingerprint(graph: fx.GraphModule) -> str:

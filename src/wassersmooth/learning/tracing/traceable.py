@@ -12,7 +12,7 @@ from wassersmooth.geometry.randomness import random_signs
 from wassersmooth.learning import engines
 from wassersmooth.learning.dual_norm import evaluated
 from wassersmooth.learning.engines import FiniteDifference
-from wassersmooth.learning.losses import Loss
+from wassersmooth.learning.losses import Loss, NamedLoss
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.parallel import is_compiled, refuse_spread_batches, unwrapped
 from wassersmooth.learning.terms import Objective
@@ -59,8 +59,8 @@ def penalty_of(objective: Objective) -> GradientPenalty | None:
     return found if isinstance(found, GradientPenalty) else None
 
 
-def loss_of(objective: Objective) -> str | Loss:
-    loss: str | Loss = (penalty_of(objective) or objective).loss  # type: ignore[attr-defined]
+def loss_of(objective: Objective) -> NamedLoss | Loss:
+    loss: NamedLoss | Loss = (penalty_of(objective) or objective).loss  # type: ignore[attr-defined]
     return loss
 
 

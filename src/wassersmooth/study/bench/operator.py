@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.geometry.graph import NamedWeight, Neighborhood, PixelGraph
 from wassersmooth.geometry.metrics import Wasserstein
 from wassersmooth.geometry.neighbor_sum import edge_ends
 from wassersmooth.geometry.operators import WeightedLaplacian
@@ -21,10 +21,14 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
     "cpu": ((128, 3, 32, 32), (8, 1, 224, 224)),
 }
 QUICK_SHAPES: tuple[Shape, ...] = ((16, 3, 32, 32),)
-# (radius, neighborhood, weight); constant weights have kernels of their own, the others go through torch's convolutions
-CASES = (*((radius, "square", "constant") for radius in RADII), (4, "square", "gaussian"), (4, "disk", "constant"))
+# (radius, neighborhood, weight); on CUDA constant weights in a square have kernels of their own, the others are plain sums
+CASES: tuple[tuple[int, Neighborhood, NamedWeight], ...] = (
+    *((radius, "square", "constant") for radius in RADII),
+    (4, "square", "gaussian"),
+    (4, "disk", "constant"),
+)
 REPETITIONS = 20  # of a call in one graph: one is too short to be timed
-FEWER = 2  # of one that goes through convolutions and takes milliseconds
+FEWER = 2  # of one without a kernel of its own, which takes far longer
 
 
 def operator_rows(

@@ -16,7 +16,7 @@ from wassersmooth.study.frontier.questions import title_of
 from wassersmooth.study.regularizers import PENALTIES
 
 REACHED, UNDECIDED, MISSED, UNKNOWN = "reached", "within chance", "not reached", "not measured"
-WITHOUT_ATTACKS = (*PENALTIES, "tikhonov", "tikhonov-euclidean")
+WITHOUT_ATTACKS = (*PENALTIES, "tikhonov", "tikhonov-curvature", "tikhonov-euclidean")
 RIVAL, AUTOATTACK = "pgd7", "autoattack_8_pixel"
 TIME = 0.5  # of the rival's
 MOST_FLIPS = {"flips_horizontal": 6.5, "flips_vertical": 8.0}  # the paper's table 2, Wasserstein, rounded
@@ -71,11 +71,12 @@ def _against_rival(mine: Sequence[Point], noise: Noise) -> Aim | None:
 
 
 def _time(points: Sequence[Point]) -> Aim:
-    """Among runs that had the device for themselves: those that share it share its time. Tikhonov is told beside them."""
+    """Of the median epoch, which waits for no compiler, among runs that had the device for themselves: those that share it
+    share its time. Tikhonov is told beside them."""
     hope = f"Time: a penalty of first order in at most {TIME:g} of PGD-7 training"
     paces: dict[str, list[float]] = {}
-    for row in (row for point in points for row in point.rows if row["runs_at_once"] == 1 and row["epochs_trained"]):
-        paces.setdefault(row["kind"], []).append(row["training_seconds"] / row["epochs_trained"])
+    for row in (row for point in points for row in point.rows if row["runs_at_once"] == 1 and row["epoch_seconds"]):
+        paces.setdefault(row["kind"], []).append(row["epoch_seconds"])
     means = {kind: math.fsum(found) / len(found) for kind, found in paces.items()}
     if RIVAL not in means or not means.keys() & set(PENALTIES):
         return Aim(
@@ -97,7 +98,7 @@ def _flips(mine: Sequence[Point], noise: Noise) -> Aim | None:
     least = "clean" if steady else "flips"
     best, _ = min(steady or penalties, key=lambda pair: mean_over(pair[1], [least]))
     flips = {axis: mean_over(best, [axis]) for axis in MOST_FLIPS}
-    gaps = [Difference(flips[axis] - most, noise.spread(best, axis), noise.quantile(axis)) for axis, most in MOST_FLIPS.items()]
+    gaps = [Difference(flips[axis] - most, noise.spread(best, axis), noise.degrees(axis)) for axis, most in MOST_FLIPS.items()]
     verdicts = {_judged(gap) for gap in gaps}  # both axes have to be steady, and one that is not is enough
     verdict = MISSED if MISSED in verdicts else UNDECIDED if UNDECIDED in verdicts else REACHED
     error = max(gap.error for gap in gaps)

@@ -6,15 +6,17 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from wassersmooth.study.frontier.points import FLIPS, THREATS, Point, mean_over, undominated
-from wassersmooth.study.report.estimates import t_quantile
+from wassersmooth.study.report.estimates import chance
 
 NORMAL = 1.96
+LEVEL = 0.05
 FREEDOM = 3  # seeds beyond the first, over all points, that a spread can be told from
-NEARLY = 0.5  # clean errors that differ by less are called equal beyond the ends of a front
+MEDIAN = 0.455  # of the square of a normal variable, whose mean is 1
+OUTLIER = 20.0  # times the usual variance: a seed that collapsed, as FGSM training may, says nothing of other points
 DRAWS = 200
 
 Spot = tuple[float, float]  # clean error and robust error
@@ -25,30 +27,49 @@ class Difference:
     """How much one side's measure lies above the other's, with one standard error.
 
     Attributes:
-        quantile: how many standard errors chance exceeds once in twenty times.
+        freedom: degrees of freedom of the standard error; 0 where it is known as well as from very many.
     """
 
     mean: float
     error: float
-    quantile: float = NORMAL
+    freedom: int = 0
+
+    @property
+    def chance(self) -> float:
+        """How often chance alone makes as large a difference, or a larger one."""
+        if self.error == 0:
+            return float(self.mean == 0)
+        return chance(self.mean / self.error, self.freedom)
 
     @property
     def clear(self) -> bool:
-        return abs(self.mean) > self.quantile * self.error
+        return self.chance < LEVEL
 
     @classmethod
     def average(cls, several: Sequence[Difference]) -> Difference:
         """Of independent differences."""
         error = math.hypot(*(one.error for one in several)) / len(several)
-        return cls(statistics.fmean(one.mean for one in several), error, max(one.quantile for one in several))
+        return cls(statistics.fmean(one.mean for one in several), error, _fewest(one.freedom for one in several))
+
+
+def all_clear(found: Mapping[str, Difference]) -> dict[str, Difference]:
+    """Those that are beyond chance together, by Holm: all of them say something wrong once in twenty times at most."""
+    result: dict[str, Difference] = {}
+    by_chance = sorted(found.items(), key=lambda item: item[1].chance)
+    for place, (name, gap) in enumerate(by_chance):
+        if gap.chance >= LEVEL / (len(found) - place):
+            break
+        result[name] = gap
+    return result
 
 
 @dataclass(frozen=True)
 class Noise:
     """What chance does to one run, by measure: the spread over seeds, pooled over all points that have several.
 
-    Where they are too few, the test images alone, whose intervals every row holds. An error near 0 or 100 % moves less than
-    one in the middle, so errors are pooled as multiples of ``p (100 - p)``.
+    A point whose seeds are far more apart than is usual stays out of the pool, and has its own spread. Where seeds are too
+    few, the test images alone, whose intervals every row holds. An error near 0 or 100 % moves less than one in the middle, so
+    errors are pooled as multiples of ``p (100 - p)``.
 
     Attributes:
         scales: the variance of one run, for errors over ``p (100 - p)``.
@@ -76,12 +97,15 @@ class Noise:
 
     def spread(self, point: Point, measure: str) -> float:
         """The standard deviation of a point's mean."""
-        return math.sqrt(self.variance(measure, mean_over(point, [measure])) / len(point.values(measure)))
+        usual, own = self.variance(measure, mean_over(point, [measure])), 0.0
+        values = point.values(measure)
+        if self.freedom.get(measure) and len(values) > 1:
+            own = statistics.variance(values)
+        return math.sqrt((own if own > OUTLIER * usual else usual) / len(values))
 
-    def quantile(self, *measures: str) -> float:
-        """Student's t, of the measure with the fewest degrees of freedom."""
-        known = [self.freedom[name] for name in measures if self.freedom.get(name)]
-        return t_quantile(min(known)) if known else NORMAL
+    def degrees(self, *measures: str) -> int:
+        """Of freedom, of the measure with the fewest."""
+        return _fewest(self.freedom.get(name, 0) for name in measures)
 
 
 @dataclass(frozen=True)
@@ -94,15 +118,19 @@ class EqualClean:
     difference: Difference
 
 
-def at_equal_clean(first: Sequence[Point], second: Sequence[Point], threat: str, noise: Noise) -> EqualClean | None:
+def at_equal_clean(
+    first: Sequence[Point], second: Sequence[Point], threat: str, noise: Noise, at_first: bool = False
+) -> EqualClean | None:
     """The first side's robust error less the second's, each interpolated along its front; None where they do not meet.
+
+    With at_first, where the first side has points: one that has few is not interpolated across the curve of the other.
 
     The standard error is that of a parametric bootstrap: all points moved by chance, fronts and places found anew. A front
     takes the luckiest of its points, a long one more so; the mean shift of the draws says how much, and is taken off.
     """
     sides = [[p for p in side if p.values("clean") and p.values(threat)] for side in (first, second)]
     spots = [[(mean_over(p, ["clean"]), mean_over(p, [threat])) for p in side] for side in sides]
-    found = _meeting(*spots)
+    found = _meeting(spots[0], spots[1], at_first)
     if found is None:
         return None
     gap, places = found
@@ -111,11 +139,11 @@ def at_equal_clean(first: Sequence[Point], second: Sequence[Point], threat: str,
     drawn = []
     for _ in range(DRAWS):
         moved = [_moved(side, spread, chance) for side, spread in zip(spots, spreads, strict=True)]
-        if (again := _meeting(*moved)) is not None:
+        if (again := _meeting(moved[0], moved[1], at_first)) is not None:
             drawn.append(again[0])
     shift = statistics.fmean(drawn) - gap if drawn else 0.0
     error = statistics.stdev(drawn) if len(drawn) > 1 else math.inf
-    difference = Difference(gap - shift, error, noise.quantile("clean", threat))
+    difference = Difference(gap - shift, error, noise.degrees("clean", threat))
     return EqualClean(places[0], places[-1], len(places), difference)
 
 
@@ -127,22 +155,27 @@ def at_equal_strength(pairs: Sequence[tuple[Point, Point]], measure: str, noise:
     sides = [point for _, p, q in known for point in (p, q)]
     spreads = [noise.spread(point, measure) for point in sides]
     mean = math.fsum(gap for gap, _, _ in known) / len(known)
-    return Difference(mean, math.hypot(*spreads) / len(known), noise.quantile(measure))
+    return Difference(mean, math.hypot(*spreads) / len(known), noise.degrees(measure))
 
 
 def _moved(spots: Sequence[Spot], spreads: Sequence[Spot], chance: random.Random) -> list[Spot]:
     return [(chance.gauss(c, sc), chance.gauss(r, sr)) for (c, r), (sc, sr) in zip(spots, spreads, strict=True)]
 
 
-def _meeting(first: Sequence[Spot], second: Sequence[Spot]) -> tuple[float, list[float]] | None:
-    """The mean gap between two fronts, and the clean errors where it was taken."""
-    fronts = [[side[i] for i in undominated(side)] for side in (first, second)]
-    if not all(fronts):
+def _meeting(first: Sequence[Spot], second: Sequence[Spot], at_first: bool) -> tuple[float, list[float]] | None:
+    """The mean gap between two fronts, and the clean errors where it was taken.
+
+    A front goes on level to the largest clean error that its side has: there a stronger one was tried, and no better.
+    """
+    if not first or not second:
         return None
-    low = max(front[0][0] for front in fronts) - NEARLY
-    high = min(front[-1][0] for front in fronts) + NEARLY
-    exact = [front for front in fronts if len(front) == 1][:1] or fronts  # a single point cannot be moved along its front
-    places = sorted({clean for front in exact for clean, _ in front if low <= clean <= high})
+    fronts = [[side[i] for i in undominated(side)] for side in (first, second)]
+    low = max(front[0][0] for front in fronts)
+    high = min(max(clean for clean, _ in side) for side in (first, second))
+    alone = [front for side, front in zip((first, second), fronts, strict=True) if len(side) == 1]  # it has no curve
+    places = sorted(
+        {clean for front in (fronts[:1] if at_first else alone[:1] or fronts) for clean, _ in front if low <= clean <= high}
+    )
     if not places:
         return None
     heights = [[_on_front(front, clean) for clean in places] for front in fronts]
@@ -150,27 +183,53 @@ def _meeting(first: Sequence[Spot], second: Sequence[Spot]) -> tuple[float, list
 
 
 def _on_front(curve: Sequence[Spot], clean: float) -> float:
-    """Robust error at a clean error: straight lines between the points, level beyond the ends."""
+    """Robust error at a clean error: a monotone cubic through the points, level beyond the last.
+
+    Fronts are convex: a straight line between two points of one would lie above it, and make the other side look better.
+    """
     if clean <= curve[0][0]:
         return curve[0][1]
-    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
+    slopes = _slopes(curve)
+    for ((x0, y0), (x1, y1)), (m0, m1) in zip(itertools.pairwise(curve), itertools.pairwise(slopes), strict=True):
         if clean <= x1:
-            return y0 + (y1 - y0) * (clean - x0) / (x1 - x0)
+            h = x1 - x0
+            t = (clean - x0) / h
+            start, end = (1 + 2 * t) * (1 - t) ** 2 * y0, (3 - 2 * t) * t**2 * y1
+            return start + end + h * t * (1 - t) * ((1 - t) * m0 - t * m1)
     return curve[-1][1]
+
+
+def _slopes(curve: Sequence[Spot]) -> list[float]:
+    """At the points of a falling curve, such that the cubic falls throughout (Fritsch and Butland's harmonic means)."""
+    steps = [(x1 - x0, (y1 - y0) / (x1 - x0)) for (x0, y0), (x1, y1) in itertools.pairwise(curve)]
+    if len(steps) < 2:
+        return [slope for _, slope in steps] * 2
+    inner = []
+    for (h0, d0), (h1, d1) in itertools.pairwise(steps):
+        w0, w1 = 2 * h1 + h0, h1 + 2 * h0
+        inner.append((w0 + w1) / (w0 / d0 + w1 / d1))
+    return [_end_slope(*steps[:2]), *inner, _end_slope(*steps[:-3:-1])]
+
+
+def _end_slope(near: tuple[float, float], far: tuple[float, float]) -> float:
+    """By a parabola through three points, not rising and not too steep for a monotone cubic."""
+    (h0, d0), (h1, d1) = near, far
+    return max(3 * d0, min(0.0, ((2 * h0 + h1) * d0 - h0 * d1) / (h0 + h1)))
 
 
 def _over_seeds(points: Sequence[Point], measure: str) -> tuple[float, int] | None:
     """The variance over seeds in units, and its degrees of freedom; None where too few points have several."""
-    squares = units = 0.0
-    freedom = 0
-    for point in points:
-        values = point.values(measure)
-        if len(values) > 1:
-            mean = math.fsum(values) / len(values)
-            squares += math.fsum((value - mean) ** 2 for value in values)
-            units += (len(values) - 1) * _unit(measure, mean)
-            freedom += len(values) - 1
-    return (squares / units, freedom) if freedom >= FREEDOM and units else None
+    seeded = [values for point in points if len(values := point.values(measure)) > 1]
+    known = [(statistics.variance(v), _unit(measure, statistics.fmean(v)), len(v) - 1) for v in seeded]
+    known = [one for one in known if one[1]]
+    if known:
+        usual = statistics.median(variance / unit for variance, unit, _ in known) / MEDIAN
+        known = [one for one in known if one[0] <= OUTLIER * usual * one[1]]
+    freedom = sum(degrees for *_, degrees in known)
+    if freedom < FREEDOM:
+        return None
+    squares, units = (math.fsum(one[k] * one[2] for one in known) for k in (0, 1))
+    return squares / units, freedom
 
 
 def _from_images(points: Sequence[Point], measure: str) -> float:
@@ -182,6 +241,10 @@ def _from_images(points: Sequence[Point], measure: str) -> float:
             squares += ((high - low) / (2 * NORMAL)) ** 2
             units += _unit(measure, (low + high) / 2)
     return squares / units if units else 0.0
+
+
+def _fewest(degrees: Iterable[int]) -> int:
+    return min((one for one in degrees if one), default=0)
 
 
 def _unit(measure: str, value: float) -> float:

@@ -6,6 +6,7 @@ More runs, seeds and suites are added by giving the command again; a row is foun
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from wassersmooth.study.rows import Row
 from wassersmooth.study.runs import EVALUATIONS, Run, read_json, runs_in
 from wassersmooth.study.screen import Screen
 
-KEY = ("family", "regularizer", "activation", "augment", "epochs", "patience", "seed")
+KEY = ("family", "regularizer", "activation", "augment", "epochs", "patience", "patience_on", "seed")
 # What all runs of one frontier share; the rest is either in the key or decides nothing.
 HARNESS = frozenset(
     {"dataset", "train_images", "validation", "split_seed", "model", "normalize", "precision"}
@@ -46,6 +47,8 @@ def gather(folders: Sequence[Path], results: Path, screen: Screen) -> list[Row]:
             stored["harness"] = _one_harness(run, stored.get("harness"), results)
             row = row_of(run)
             key = rows.key_of(row, KEY)
+            if lost := _lost(known.get(key), row):
+                screen.line(f"{run.folder}: trained anew, so its row is replaced, and {', '.join(lost)} with it")
             known[key] = united(known.get(key), row)
         stored["rows"] = marked(rows.merged([], list(known.values()), KEY))
         points = points_of(stored["rows"])
@@ -62,11 +65,16 @@ def row_of(run: Run) -> Row:
     row: Row = {"family": family_of(config), "regularizer": str(point), "kind": point.kind, "eta": point.eta}
     row |= {"radius": point.radius, "mass": point.mass, "epsilon": point.epsilon}
     row |= {"activation": config.model.activation, "augment": config.data.augment, "epochs": config.training.epochs}
-    row |= {"patience": config.training.patience, "milestones": list(config.training.milestones), "seed": config.seed}
+    row |= {"patience": config.training.patience, "patience_on": config.training.patience_on}
+    row |= {"milestones": list(config.training.milestones), "seed": config.seed}
     row |= {"epochs_trained": len(run.metrics()), "errors": _rounded(evaluation["errors"])}
     row |= {"images": {entry["name"]: entry["images"] for entry in evaluation.get("entries", [])}}
     row |= {"intervals": {name: [round(end, 3) for end in ends] for name, ends in intervals.items()}}
     row |= {"flips": _rounded(evaluation["flips"]), "verdict": evaluation["verdict"]}
+    epochs = [
+        epoch["seconds"] for epoch in run.metrics()
+    ]  # their median is without the compiler, which the first one waits for
+    row |= {"epoch_seconds": round(statistics.median(epochs), 4) if epochs else None}
     row |= {"training_seconds": origin["seconds"], "runs_at_once": config.machine.parallel}
     row |= {"commit": origin.get("commit"), "hardware": origin.get("device")}
     if (run.folder / EVALUATIONS["validation"]).is_file():
@@ -96,6 +104,15 @@ def united(old: Row | None, new: Row) -> Row:
     if old["verdict"].startswith("masked") and not new["verdict"].startswith("masked"):
         result["verdict"] = old["verdict"]
     return result
+
+
+def _lost(old: Row | None, new: Row) -> list[str]:
+    """What was measured of other weights under the same name, and not of these."""
+    if old is None or old.get("model_sha256") == new["model_sha256"]:
+        return []
+    return [name for name in old["errors"] if name not in new["errors"]] + ["validation"] * (
+        "validation" in old.keys() - new.keys()
+    )
 
 
 def marked(found: Sequence[Row]) -> list[Row]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wassersmooth.study import durable
 from wassersmooth.study.frontier.aims import aims
-from wassersmooth.study.frontier.comparison import NEARLY, Noise
+from wassersmooth.study.frontier.comparison import Noise
 from wassersmooth.study.frontier.gathering import Frontier
 from wassersmooth.study.frontier.plots import family_plot, overview_plot, question_plot, variant_plot
 from wassersmooth.study.frontier.points import (
@@ -136,9 +136,9 @@ def _reading(noise: Noise) -> str:
         source += f" (for {', '.join(unseeded)}: the test images alone, for want of seeds)"
     return (
         "Differences in points, first less second, so negative is better; ± one standard error, from "
-        f"{source}. Helps and hurts mean beyond chance at 5 % by Student's t; with this many comparisons one in twenty does so "
-        "without a reason. Equal clean error: interpolated along the front of each side, over the clean errors that both reach "
-        f"within {NEARLY:g} points; its standard error, and what a front owes to the luckiest of its points, by bootstrap."
+        f"{source}. Helps and hurts mean beyond chance on these test images, at 5 % for a whole sentence (Student's t, Holm "
+        "for several threats). Equal clean error: interpolated by a monotone cubic along the front of each side, over the "
+        "clean errors that both reach; its standard error, and what a front owes to the luckiest of its points, by bootstrap."
     )
 
 

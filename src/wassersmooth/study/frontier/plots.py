@@ -25,6 +25,7 @@ COLORS = {
     "wasserstein-length": "#8b0000",
     "dual-length": "#0b6e7a",
     "tikhonov": "#9467bd",
+    "tikhonov-curvature": "#5b2a86",
     "tikhonov-euclidean": "#c5b0d5",
     "euclidean-noise": "#8c8c8c",
     "wasserstein-noise": "#c49c94",
@@ -38,7 +39,7 @@ COMBINATION = "#e377c2"  # a penalty under an attack
 WAYS = {
     "none": ("none",),
     "penalty, Euclidean or dual norm": ("euclidean", "euclidean-length", "tikhonov-euclidean", "dual-norm", "dual-length"),
-    "penalty, Wasserstein": ("wasserstein", "wasserstein-length", "uniform", "tikhonov"),
+    "penalty, Wasserstein": ("wasserstein", "wasserstein-length", "uniform", "tikhonov", "tikhonov-curvature"),
     "noise": ("euclidean-noise", "wasserstein-noise"),
     "adversarial training": ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial"),
 }

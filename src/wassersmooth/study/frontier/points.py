@@ -42,20 +42,21 @@ class Variant(NamedTuple):
     augment: bool
     epochs: int
     patience: int | None
+    patience_on: str
 
     @property
     def order(self) -> tuple[object, ...]:
         """Where the variant stands on a page."""
-        return self.activation != "softplus", self.activation, self.augment, self.epochs, self.patience or 0
+        return self.activation != "softplus", self.activation, self.augment, self.epochs, self.patience or 0, self.patience_on
 
     @property
     def slug(self) -> str:
-        """For file names: ``softplus-100-patience10``."""
-        early = "" if self.patience is None else f"-patience{self.patience}"
+        """For file names: ``softplus-100-patience10-robust``."""
+        early = "" if self.patience is None else f"-patience{self.patience}-{self.patience_on}"
         return f"{self.activation}-{self.epochs}{early}{'-augmented' * self.augment}"
 
     def __str__(self) -> str:
-        early = "" if self.patience is None else f", stopped after {self.patience} without a better validation error"
+        early = f", patience {self.patience} on {self.patience_on} validation error" if self.patience is not None else ""
         return f"{self.activation}, {self.epochs} epochs{early}, {'crops and flips' if self.augment else 'no augmentation'}"
 
 

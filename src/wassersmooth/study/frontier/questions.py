@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wassersmooth.study.frontier.comparison import Difference, Noise, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.comparison import Difference, Noise, all_clear, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier.points import THREATS, Point, Variant, base_variant, measured_threats
 from wassersmooth.study.tables import counted, listed
 
@@ -23,6 +23,7 @@ TITLES = {
     "wasserstein-length": "Wasserstein length",
     "dual-length": "dual length",
     "tikhonov": "Tikhonov",
+    "tikhonov-curvature": "Tikhonov without its Laplacian term",
     "tikhonov-euclidean": "Euclidean Tikhonov",
     "euclidean-noise": "Gaussian noise",
     "wasserstein-noise": "Wasserstein noise",
@@ -96,28 +97,31 @@ def laplacian_term(points: Sequence[Point], noise: Noise) -> Answer:
     for family in _families(points):
         kind, _, rest = family.partition(":")
         if kind == "tikhonov":
-            named.append((f"With {_rest(family)}, the Laplacian term", family, f"wasserstein:{rest}"))
-        if kind == "tikhonov-euclidean":
-            named.append(("In the Euclidean metric, the Laplacian term", family, "euclidean"))
-    missing = "it takes rows of `tikhonov` and `wasserstein` of one radius, or of `tikhonov-euclidean` and `euclidean`"
+            named.append((f"With {_rest(family)}, the Laplacian term", family, f"tikhonov-curvature:{rest}"))
+    missing = "it takes rows of `tikhonov` and of `tikhonov-curvature` with the same radius and mass"
     return _of_families("laplacian", "Does the Laplacian term help?", named, points, noise, missing)
 
 
 def activation(points: Sequence[Point], noise: Noise) -> Answer:
     base = base_variant(points)
     others = [v for v in _variants(points) if v.activation != base.activation and v == base._replace(activation=v.activation)]
-    named = [(f"{v.activation} in place of {base.activation}", v) for v in others]
+    named = [(f"{v.activation} in place of {base.activation}", v, base) for v in others]
     missing = f"it takes rows with another activation than {base.activation}, such as --activation relu"
     return _of_variants("activation", "Softplus or relu?", named, points, noise, missing)
 
 
 def early_stopping(points: Sequence[Point], noise: Noise) -> Answer:
-    base = base_variant(points)
-    alike = [v for v in _variants(points) if v != base and v == base._replace(epochs=v.epochs, patience=v.patience)]
-    named = [
-        (f"Training for {v.epochs} epochs" + ("" if v.patience is None else f", stopped early with patience {v.patience},"), v)
-        for v in alike
-    ]
+    """More epochs than the base has, and the same with the best epoch kept: that is compared with the last one."""
+    base, known = base_variant(points), _variants(points)
+    named = []
+    for v in known:
+        whole = v._replace(patience=None, patience_on=base.patience_on)
+        if v == base or v != base._replace(epochs=v.epochs, patience=v.patience, patience_on=v.patience_on):
+            continue
+        if v.patience is None:
+            named.append((f"Training for {v.epochs} epochs in place of {base.epochs}", v, base))
+        elif whole in known:
+            named.append((f"Over {v.epochs} epochs, {_kept(v)} in place of the last", v, whole))
     missing = f"it takes rows with more than {base.epochs} epochs, with and without --patience"
     question = "Does stopping early prevent the overfitting of robustness?"
     return _of_variants("epochs", question, named, points, noise, missing)
@@ -126,7 +130,7 @@ def early_stopping(points: Sequence[Point], noise: Noise) -> Answer:
 def augmentation(points: Sequence[Point], noise: Noise) -> Answer:
     base = base_variant(points)
     others = [v for v in _variants(points) if v.augment != base.augment and v == base._replace(augment=v.augment)]
-    named = [("Augmentation by crops and flips" if v.augment else "No augmentation", v) for v in others]
+    named = [("Augmentation by crops and flips" if v.augment else "No augmentation", v, base) for v in others]
     missing = "it takes rows with --augment True"
     return _of_variants("augmentation", "With crops and flips, what changes?", named, points, noise, missing)
 
@@ -158,16 +162,21 @@ def _of_families(
 
 
 def _of_variants(
-    name: str, question: str, named: Sequence[tuple[str, Variant]], points: Sequence[Point], noise: Noise, missing: str
+    name: str,
+    question: str,
+    named: Sequence[tuple[str, Variant, Variant]],
+    points: Sequence[Point],
+    noise: Noise,
+    missing: str,
 ) -> Answer:
-    """Variants against the base one: at equal strength, then at equal clean error family by family."""
+    """Variants, each against another one: at equal strength, then at equal clean error family by family."""
     usual = base_variant(points)
-    base = {p.regularizer: p for p in points if p.variant == usual}
     sentences: list[str] = []
     curves: list[Curve] = []
     compared: set[str] = set()
-    for subject, variant in named:
+    for subject, variant, reference in named:
         others = [p for p in points if p.variant == variant]
+        base = {p.regularizer: p for p in points if p.variant == reference}
         pairs = [(p, base[p.regularizer]) for p in others if p.regularizer in base]
         if not pairs:
             continue
@@ -176,22 +185,24 @@ def _of_variants(
             ([p for p in others if p.family == family], [p for p in base.values() if p.family == family])
             for family in dict.fromkeys(p.family for p in others)
         ]
-        sentences.append(_equal_clean_sentence(subject, both, noise))
+        sentences.append(_equal_clean_sentence(subject, both, noise, at_first=True))
         curves.append(Curve(str(variant), tuple(p for p, _ in pairs)))
         compared |= {p.regularizer for p, _ in pairs}
     if not curves:
         return Answer(name, question, (f"Not answered yet: {missing}.",), ())
-    known = Curve(str(usual), tuple(p for p in base.values() if p.regularizer in compared))
+    known = Curve(str(usual), tuple(p for p in points if p.variant == usual and p.regularizer in compared))
     return Answer(name, question, tuple(sentences), (known, *curves))
 
 
-def _equal_clean_sentence(subject: str, sides: Sequence[tuple[Sequence[Point], Sequence[Point]]], noise: Noise) -> str:
+def _equal_clean_sentence(
+    subject: str, sides: Sequence[tuple[Sequence[Point], Sequence[Point]]], noise: Noise, at_first: bool = False
+) -> str:
     """Pairs of fronts, averaged where there are several."""
     found: dict[str, Difference] = {}
     cleans: list[float] = []
     places = 0
     for threat in measured_threats(p for pair in sides for side in pair for p in side):
-        met = [meeting for a, b in sides if (meeting := at_equal_clean(a, b, threat, noise)) is not None]
+        met = [meeting for a, b in sides if (meeting := at_equal_clean(a, b, threat, noise, at_first)) is not None]
         if met:
             found[threat] = Difference.average([m.difference for m in met])
             cleans += [end for m in met for end in (m.low, m.high)]
@@ -200,7 +211,7 @@ def _equal_clean_sentence(subject: str, sides: Sequence[tuple[Sequence[Point], S
         return f"{subject}: no clean error that both sides reach within these rows."
     where = f"{min(cleans):.1f} to {max(cleans):.1f} %, {counted(places, 'place')}"
     everyone = [p for pair in sides for side in pair for p in side]
-    return f"{subject} {_verdict(found)}: at equal clean error ({where}; {_seeds(everyone)}) {_figures(found)}."
+    return f"{subject} {_verdict(found, noise)}: at equal clean error ({where}; {_seeds(everyone)}) {_figures(found)}."
 
 
 def _equal_strength_sentence(subject: str, pairs: Sequence[tuple[Point, Point]], noise: Noise) -> str:
@@ -208,12 +219,19 @@ def _equal_strength_sentence(subject: str, pairs: Sequence[tuple[Point, Point]],
     measures = ["clean", *measured_threats(everyone)]
     found = {m: gap for m in measures if (gap := at_equal_strength(pairs, m, noise)) is not None}
     where = f"{counted(len(pairs), 'regularizer')}; {_seeds(everyone)}"
-    return f"{subject} {_verdict(found)}: at equal strength ({where}) {_figures(found)}."
+    return f"{subject} {_verdict(found, noise)}: at equal strength ({where}) {_figures(found)}."
 
 
-def _verdict(found: dict[str, Difference]) -> str:
-    helps = [_label(name) for name, gap in found.items() if gap.clear and gap.mean < 0]
-    hurts = [_label(name) for name, gap in found.items() if gap.clear and gap.mean > 0]
+def _kept(variant: Variant) -> str:
+    when = "the best epoch" if (variant.patience or 0) >= variant.epochs else f"stopping with patience {variant.patience}"
+    return f"{when} by {variant.patience_on} validation error"
+
+
+def _verdict(found: dict[str, Difference], noise: Noise) -> str:
+    """Flips differ more from seed to seed than from image to image, so images alone decide nothing there."""
+    clear = all_clear({name: gap for name, gap in found.items() if name != "flips" or name not in noise.from_images})
+    helps = [_label(name) for name in found if name in clear and clear[name].mean < 0]
+    hurts = [_label(name) for name in found if name in clear and clear[name].mean > 0]
     parts = [f"helps with {listed(helps)}"] * bool(helps) + [f"hurts with {listed(hurts)}"] * bool(hurts)
     return " and ".join(parts) or "changes nothing beyond chance"
 

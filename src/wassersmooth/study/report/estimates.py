@@ -79,6 +79,11 @@ def t_quantile(freedom: int) -> float:
     return high
 
 
+def chance(t: float, freedom: int) -> float:
+    """How often Student's t is as large in absolute value, or larger; with 0 degrees of freedom, a normal variable."""
+    return 1 - _inside(abs(t), freedom) if freedom else math.erfc(abs(t) / math.sqrt(2))
+
+
 def _inside(t: float, freedom: int) -> float:
     """The probability of ``|T| <= t`` for a whole number of degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(freedom))

@@ -56,6 +56,8 @@ class Grid:
                 "sweep searches the strength of a regularizer; got --regularizer none, which has no strength and is measured "
                 "with every sweep; choose another kind, such as wasserstein"
             )
+        if joined := [eta for eta in self.etas if isinstance(eta, str) and "," in eta]:
+            raise StudyError(f"--etas are separated by spaces; got {joined[0]!r}; write --etas {joined[0].replace(',', ' ')}")
         on_graph = self.regularizer in ON_A_GRAPH
         graphs = [f",radius={radius},mass={mass}" for radius in self.radii for mass in self.masses] if on_graph else [""]
         found = [Regularizer.parse(f"{self.regularizer}:eta={eta}{graph}") for eta in self.etas for graph in graphs]
