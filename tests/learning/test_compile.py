@@ -120,3 +120,30 @@ def test_without_fullgraph_double_backward_falls_back_to_eager(device):
     objective = GradientPenalty(METRIC, 0.5)
     terms = torch.compile(lambda: objective(model, images, labels), backend=BACKEND)()
     assert_matches(terms.total, objective(model, images, labels).total, 1e-12)
+
+
+class Broken(nn.Module):
+    """A model that no compiler takes as one graph."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, images):
+        torch._dynamo.graph_break()
+        return self.inside(images)
+
+
+def test_without_fullgraph_a_break_inside_is_an_error_and_no_lost_gradient(device):
+    """Of parts that are compiled one by one the penalty had the right value, and a gradient of zero."""
+    inside, (images, labels) = smooth_net(device), batch(device=device)
+    objective = GradientPenalty(METRIC, 0.5, engine="forward_mode")
+    with pytest.raises(Exception, match="graph_break|graph break"):
+        torch.compile(lambda: objective(Broken(inside), images, labels).penalty, backend=BACKEND)()
+
+    def broken_outside():
+        torch._dynamo.graph_break()
+        return objective(inside, images, labels).penalty
+
+    penalty, expected = torch.compile(broken_outside, backend=BACKEND)(), objective(inside, images, labels).penalty
+    assert_matches(flat(gradients_of(penalty, inside)), flat(gradients_of(expected, inside)), 1e-9)

@@ -99,6 +99,7 @@ def test_standard_suite(device):
     model, images, labels = case(device, 60)
     report = evaluate(model, images, labels, generator=seeded(0))
     added = set(report.errors) - set(PAPER)
+    assert report.errors["multitargeted20_8_pixel"] >= report.errors["pgd20_margin_8_pixel"]
     assert {"pgd20_margin_8_pixel", "pgd20_l2_0.5_pixel", "wasserstein20_0.5_unit_r2", "noise_8_pixel"} <= added
     assert {"elastic_1.5", "rotation_10", "scaling_1.1", "gaussian_noise_0.1", "wasserstein_noise_0.1"} <= added
     assert set(PAPER) <= set(report.errors)

@@ -14,8 +14,18 @@ from robustness.small_models import AutocastInside, digits, trained
 from torch import nn
 
 from wassersmooth.normalized import Normalized
-from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, Attack, AutoAttack, Square, WassersteinFGSM, WassersteinPGD
-from wassersmooth.robustness.classifier import gradient, loss_per_image
+from wassersmooth.robustness.attacks import (
+    FGSM,
+    IFGSM,
+    PGD,
+    Attack,
+    AutoAttack,
+    MultiTargetedPGD,
+    Square,
+    WassersteinFGSM,
+    WassersteinPGD,
+)
+from wassersmooth.robustness.classifier import gradient, loss_per_image, scores
 from wassersmooth.robustness.suites import rows
 
 
@@ -60,7 +70,7 @@ def test_does_harm(attack, device, seeded):
     assert F.cross_entropy(model(attacked), labels) > F.cross_entropy(model(images), labels)
 
 
-@pytest.mark.parametrize("attack", ALL, ids=repr)
+@pytest.mark.parametrize("attack", [a for a in ALL if not isinstance(a, MultiTargetedPGD)], ids=repr)
 def test_targeted_attacks_go_where_they_are_told(attack, device, seeded):
     model, images, labels = case(device)
     wanted = (labels + 1) % 10
@@ -81,7 +91,7 @@ def test_the_seed_decides(attack, device, seeded):
     model, images, labels = case(device)
     first, again, other = (attack(model, images, labels, seeded(seed)) for seed in (3, 3, 4))
     assert torch.equal(first, again)
-    random = isinstance(attack, Square) or getattr(attack, "random_start", False)
+    random = isinstance(attack, Square | MultiTargetedPGD) or getattr(attack, "random_start", False)
     assert torch.equal(first, other) != random
 
 
@@ -269,6 +279,8 @@ class Gray(nn.Module):
 @pytest.mark.parametrize("targeted", [False, True])
 @pytest.mark.parametrize("attack", [a for a in ALL if a not in NORMALIZED], ids=repr)
 def test_a_gradient_that_shares_memory(attack, targeted, seeded):
+    if targeted and isinstance(attack, MultiTargetedPGD):
+        pytest.skip("it chooses its targets itself")
     torch.manual_seed(0)
     model, images, labels = Gray(), 0.2 + 0.6 * torch.rand(3, 3, 8, 8), torch.arange(3)
     attacked = replace(attack, targeted=targeted)(model, images, labels, torch.Generator().manual_seed(0))
@@ -460,3 +472,39 @@ def test_the_reprs_that_results_are_stored_under_stay_as_they_are():
     found = {row.name: row.description for row in rows("full", (32, 32), normalized=True, random=False)}
     assert {name: found[name] for name in stored} == stored
     assert repr(Square(8 / 255)) == "Square(epsilon=8/255, queries=1000, start_share=0.8)"
+
+
+class Decoy(torch.nn.Module):
+    """Class 1 is ahead of the other wrong ones and never reaches class 0; class 2 is far behind, and does."""
+
+    def forward(self, images):
+        near, far = images[:, 0, 0, 0], images[:, 0, 0, 1]
+        zero = torch.zeros_like(near)
+        return torch.stack([zero, 0.005 * torch.tanh(near - 0.5) - 0.01, 33 * (far - 0.5) - 1], 1)
+
+
+def test_a_class_that_is_far_behind_is_reached_by_its_own_attempt(device, seeded):
+    images = torch.full((3, 1, 2, 2), 0.5, device=device)
+    labels = torch.zeros(3, dtype=torch.long, device=device)
+    asked = (8 / 255, 2 / 255, 10)
+    nearest = PGD(*asked, loss="margin", random_start=False)(Decoy(), images, labels)
+    assert bool((Decoy()(nearest).argmax(1) == 0).all()), "the margin alone follows the class that is ahead"
+    every = MultiTargetedPGD(*asked)(Decoy(), images, labels, seeded(0))
+    assert Decoy()(every).argmax(1).tolist() == [2, 2, 2]
+    one = MultiTargetedPGD(*asked, targets=1)(Decoy(), images, labels, seeded(0))
+    assert bool((Decoy()(one).argmax(1) == 0).all())
+
+
+def test_several_targets_fool_whatever_the_margin_fools(device, seeded):
+    model, images, labels = case(device)
+    for levels in (8, 24, 48):
+        asked = (levels / 255, levels / 4 / 255, 5)
+        first = PGD(*asked, loss="margin")(model, images, labels, seeded(1))
+        every = MultiTargetedPGD(*asked, targets=9)(model, images, labels, seeded(1))
+        fooled = [scores(model, x).argmax(1) != labels for x in (first, every)]
+        assert bool((fooled[1] | ~fooled[0]).all())
+        assert torch.equal(first[fooled[0]], every[fooled[0]])
+    with pytest.raises(ValueError, match="chooses its targets itself"):
+        MultiTargetedPGD(0.1, 0.1, 1, targeted=True)
+    with pytest.raises(ValueError, match="targets must be an integer of at least 1"):
+        MultiTargetedPGD(0.1, 0.1, 1, targets=0)

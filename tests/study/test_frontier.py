@@ -40,6 +40,7 @@ def made_up(text: str, better: float = 0.0, clean: float = 0.0) -> dict[str, flo
     cost = 16 + clean + 6 * math.log1p(2 * Regularizer.parse(text).eta)
     robust = {
         "pgd20_margin_8_pixel": 130 - 2.2 * cost,
+        "multitargeted20_8_pixel": 130 - 2.2 * cost,
         "pgd20_margin_2_pixel": 60 - cost,
         "pgd20_l2_0.5_pixel": 80 - 1.5 * cost,
     }

@@ -275,7 +275,7 @@ def test_the_screen_shows_the_strongest_attacks_of_any_suite(tmp_path: Path, cap
         return [first, second]
 
     experiment.measure([run], Screen(), "cpu", "frontier", 12)
-    assert heads() == ["PGD PGD L2 PGD W PGD flips flips", "run clean 2 px 8 px 0.5 px 0.5 horiz vert"]
+    assert heads() == ["PGD MT PGD L2 PGD W PGD flips flips", "run clean 8 px 8 px 0.5 px 0.5 horiz vert"]
     experiment.measure([run], Screen(), "cpu", "paper", 12)
     assert heads() == ["FGSM I-FGSM FGSM I-FGSM flips flips", "run clean 8 px 8 px 8 norm 8 norm horiz vert"]
     record = run.evaluation()

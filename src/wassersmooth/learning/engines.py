@@ -79,6 +79,15 @@ class ForwardMode(Engine):
     name: ClassVar[EngineName] = "forward_mode"
 
     def __call__(self, model: nn.Module, images: Tensor, fields: Fields, cometric: CovectorNorm) -> tuple[Tensor, Tensor]:
+        if not torch.compiler.is_compiling():
+            return self._losses_and_squares(model, images, fields, cometric)
+        # Of parts that are compiled one by one, none has a gradient of the tangent: a break would silently lose it.
+        with torch._dynamo.error_on_graph_break(True):
+            return self._losses_and_squares(model, images, fields, cometric)
+
+    def _losses_and_squares(
+        self, model: nn.Module, images: Tensor, fields: Fields, cometric: CovectorNorm
+    ) -> tuple[Tensor, Tensor]:
         passes = Passes(model, images)
         outputs, pullback = passes.first_with_pullback(images)
         fields.settle(outputs)

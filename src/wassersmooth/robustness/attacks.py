@@ -2,6 +2,7 @@
 
 from wassersmooth.robustness.autoattack import AutoAttack as AutoAttack
 from wassersmooth.robustness.gradient_ascent import Attack as Attack
+from wassersmooth.robustness.multi_targeted import MultiTargetedPGD as MultiTargetedPGD
 from wassersmooth.robustness.pixel_attacks import FGSM as FGSM
 from wassersmooth.robustness.pixel_attacks import IFGSM as IFGSM
 from wassersmooth.robustness.pixel_attacks import PGD as PGD

@@ -15,7 +15,7 @@ from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Wasserstein
 from wassersmooth.geometry.randomness import uniform
 from wassersmooth.robustness import variations
-from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, AutoAttack, WassersteinPGD
+from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, AutoAttack, MultiTargetedPGD, WassersteinPGD
 from wassersmooth.robustness.corruptions import PARAMETERS, SEVERITIES, Corruption
 from wassersmooth.robustness.measurement import Perturbation
 from wassersmooth.robustness.pixel_attacks import Units
@@ -28,7 +28,10 @@ WITH_AUTOATTACK: tuple[Suite, ...] = ("publication", "full")
 AUTOATTACK_IMAGES = 1000
 AUTOATTACK_LEVELS = (8, 2)  # epsilon in 1/255
 # One attack for each threat, by its name in the standard suite.
-FRONTIER = ("pgd20_margin_2_pixel", "pgd20_margin_8_pixel", "pgd20_l2_0.5_pixel", "wasserstein20_0.5_unit_r2", "elastic_1.5")
+FRONTIER = (
+    *("pgd20_margin_2_pixel", "pgd20_margin_8_pixel", "multitargeted20_8_pixel", "pgd20_l2_0.5_pixel"),
+    *("wasserstein20_0.5_unit_r2", "elastic_1.5"),
+)
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ def _paper(units: Units) -> list[Row]:
 def _standard(height: int, width: int) -> list[Row]:
     margin = [PGD(n / 255, n / 4 / 255, 20, loss="margin") for n in (1, 2, 4, 8, 16)]
     found = [Row(f"pgd20_margin_{255 * a.epsilon:g}_pixel", a, repr(a), a.epsilon, "pixel", "linf") for a in margin]
+    every = MultiTargetedPGD(8 / 255, 2 / 255, 20)
+    found.append(Row("multitargeted20_8_pixel", every, repr(every), every.epsilon, "pixel", "linf"))
     l2 = PGD(0.5, 0.1, 20, norm="l2", loss="margin")
     found.append(Row("pgd20_l2_0.5_pixel", l2, repr(l2), l2.epsilon, "pixel", "l2"))
     along_edges = _transport(height, width)

@@ -17,6 +17,7 @@ HEADINGS = {
     "ifgsm20_8_pixel": "I-FGSM\n8 px",
     "pgd20_margin_2_pixel": "PGD\n2 px",
     "pgd20_margin_8_pixel": "PGD\n8 px",
+    "multitargeted20_8_pixel": "MT PGD\n8 px",
     AUTOATTACK: "AutoA.\n8 px",
     "pgd20_l2_0.5_pixel": "L2 PGD\n0.5 px",
     "wasserstein20_0.5_unit_r2": "W PGD\n0.5",
@@ -25,7 +26,7 @@ HEADINGS = {
 }
 MOST_ATTACKS = 4  # columns; which of those that are present, the most telling first:
 BY_WEIGHT = (
-    *(AUTOATTACK, "pgd20_margin_8_pixel", "ifgsm20_8_normalized", "ifgsm20_8_pixel", "fgsm_8_pixel"),
+    *(AUTOATTACK, "multitargeted20_8_pixel", "pgd20_margin_8_pixel", "ifgsm20_8_normalized", "ifgsm20_8_pixel", "fgsm_8_pixel"),
     *("fgsm_8_normalized", "pgd20_l2_0.5_pixel", "wasserstein20_0.5_unit_r2", "pgd20_margin_2_pixel"),
 )
 
