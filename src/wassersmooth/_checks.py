@@ -81,10 +81,12 @@ def batch(name: str, tensor: object, height: int | None = None, width: int | Non
         raise ValueError(f"{name} must hold at least one image; got shape {tuple(tensor.shape)}; skip empty batches")
     if height is not None and tuple(tensor.shape[-2:]) != (height, width):
         received = "x".join(map(str, tensor.shape[-2:]))
-        raise ValueError(
-            f"{name} must be {height}x{width} pixels, the size of the graph; got {received}; "
-            f"build the graph with PixelGraph.grid{tuple(tensor.shape[-2:])}"
+        last = tuple(tensor.shape[1:3]) == (height, width)
+        rows, columns = tensor.shape[-2:]
+        remedy = (
+            "bring channels forward with .permute(0, 3, 1, 2)" if last else f"use PixelGraph.grid({rows}, {columns}, radius)"
         )
+        raise ValueError(f"{name} must be {height}x{width} pixels, the size of the graph; got {received}; {remedy}")
 
 
 def like(name: str, tensor: object, reference: Tensor) -> None:
@@ -223,13 +225,17 @@ def labels_for_outputs(received: Tensor, outputs: Tensor, softmax: bool = False)
         )
     if received.is_floating_point():
         if received.shape != outputs.shape:
-            raise ValueError(f"targets must have the shape of the outputs, {tuple(outputs.shape)}; got {tuple(received.shape)}")
+            indices = "; convert class indices with .long()" if received.dim() == 1 else ""
+            raise ValueError(
+                f"targets must have the shape of the outputs, {tuple(outputs.shape)}; got {tuple(received.shape)}{indices}"
+            )
         finite("targets", received)
         return
     if received.dtype != torch.int64 or received.dim() != 1:
         raise ValueError(
             f"labels must be class indices, int64 of shape (B,), or float targets of shape (B, {classes}); "
-            f"got {received.dtype} of {tuple(received.shape)}; convert indices with .long()"
+            f"got {received.dtype} of {tuple(received.shape)}; convert indices with "
+            f"{'.squeeze(1)' if received.dtype == torch.int64 else '.long()'}"
         )
     if values_are_visible(received):
         low, high = torch.aminmax(received)

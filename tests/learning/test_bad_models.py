@@ -165,3 +165,17 @@ def test_gray_levels_are_not_pixel_units(make) -> None:
         make()
     ws.attacks.FGSM(8, units="normalized")
     ws.attacks.PGD(8, 2, 3, norm="l2")
+
+
+@pytest.mark.parametrize(
+    ("change", "remedy"),
+    [
+        (lambda y: y[:, None], r"int64 of \(\d+, 1\); convert indices with \.squeeze\(1\)"),
+        (lambda y: y.int(), r"int32 of \(\d+,\); convert indices with \.long\(\)"),
+        (lambda y: y.float(), r"convert class indices with \.long\(\)"),
+    ],
+)
+def test_the_remedy_fits_the_labels(change, remedy) -> None:
+    images, labels = batch()
+    with pytest.raises(ValueError, match=remedy):
+        PENALTIES[0](Returning(lambda z: z), images, change(labels))

@@ -138,7 +138,7 @@ def test_without_fullgraph_a_break_inside_is_an_error_and_no_lost_gradient(devic
     """Of parts that are compiled one by one the penalty had the right value, and a gradient of zero."""
     inside, (images, labels) = smooth_net(device), batch(device=device)
     objective = GradientPenalty(METRIC, 0.5, engine="forward_mode")
-    with pytest.raises(Exception, match="graph_break|graph break"):
+    with pytest.raises(Exception, match=r"graph_break|graph break"):
         torch.compile(lambda: objective(Broken(inside), images, labels).penalty, backend=BACKEND)()
 
     def broken_outside():

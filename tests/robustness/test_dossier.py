@@ -368,3 +368,9 @@ def test_options_are_told_to_type_checkers_from_one_list():
     """The dictionaries that options are looked up in have the same names."""
     assert tuple(PARAMETERS) == get_args(Corruption)
     assert tuple(suites.LIMITS) == suites.SUITES == get_args(suites.Suite)
+
+
+def test_progress_has_to_be_a_function():
+    model, images, labels = case(count=5)
+    with pytest.raises(ValueError, match=r"progress must be a function of \(done, total, name\); got True; print is one"):
+        evaluate(model, images, labels, "quick", progress=True)

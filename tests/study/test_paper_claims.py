@@ -88,7 +88,7 @@ def test_the_evidence_says_how_much_of_the_fall_there_is(wasserstein: float, sha
 
 def test_where_there_is_no_fall_the_evidence_says_so_in_words() -> None:
     pixel = judged(with_errors("fgsm_8_pixel", 82.0, 31.0, 90.0), "fgsm_8").trials[0]
-    assert pixel.evidence.endswith("; Wasserstein is above none")
+    assert pixel.evidence.endswith("; Wasserstein 8.0 above none, beyond chance")
     assert pixel.part == "no fall"
     assert pixel.worse
     assert not pixel.better

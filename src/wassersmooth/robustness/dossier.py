@@ -65,6 +65,8 @@ def evaluate(
     _checks.class_labels(labels, images)
     _checks.model_on(model, images)
     _checks.pixels("images", images)
+    if progress is not None and not callable(progress):
+        raise ValueError(f"progress must be a function of (done, total, name); got {progress!r}; print is one")
     autoattack_images = _checks.positive_integer("autoattack_images", autoattack_images)
     seed = _checked_seed(seed, generator)
     if suite in WITH_AUTOATTACK:

@@ -124,9 +124,10 @@ class Trial:
         steps = [
             _step("Euclidean", self.euclidean, "none", self.none, digits),
             _step("Wasserstein", self.wasserstein, "Euclidean", self.euclidean, digits),
+            _step("Wasserstein", self.wasserstein, "none", self.none, digits),
         ]
-        fall = f"the fall to Wasserstein is {self.part} of the paper's" if self.share >= 0 else "Wasserstein is above none"
-        return f"{f'{self.setting}: ' if self.setting else ''}{ours} (paper {papers}); {'; '.join(steps)}; {fall}"
+        fall = f"; the fall to Wasserstein is {self.part} of the paper's" if self.share >= 0 else ""
+        return f"{f'{self.setting}: ' if self.setting else ''}{ours} (paper {papers}); {'; '.join(steps)}{fall}"
 
     @property
     def part(self) -> str:
