@@ -179,3 +179,10 @@ def test_the_remedy_fits_the_labels(change, remedy) -> None:
     images, labels = batch()
     with pytest.raises(ValueError, match=remedy):
         PENALTIES[0](Returning(lambda z: z), images, change(labels))
+
+
+@pytest.mark.parametrize("objective", [ws.GradientPenalty, ws.Tikhonov, ws.NoisyInputs])
+def test_a_class_is_no_metric(objective) -> None:
+    with pytest.raises(ValueError, match=r"metric must be .*Wasserstein\(") as caught:
+        objective(ws.Wasserstein, 0.3)
+    assert "ABCMeta" not in str(caught.value)

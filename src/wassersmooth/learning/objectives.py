@@ -192,6 +192,7 @@ class NoisyInputs(Objective):
         object.__setattr__(self, "eta", _checks.plain_number(self.eta))
         _checks.strength("eta", self.eta)
         losses.resolve(self.loss)
+        _checks.metric(self.metric)
         if not isinstance(self.metric, Metric):
             raise ValueError(f"metric must be Euclidean or Wasserstein, which can draw noise; got {type(self.metric).__name__}")
 

@@ -63,6 +63,7 @@ class Tikhonov(Objective):
         _checks.choice("laplacian", self.laplacian, LAPLACIANS)
         if self.probes is not None:
             _checks.positive_integer("probes", self.probes, "None is exact")
+        _checks.metric(self.metric)
         if not isinstance(self.metric, Metric):
             raise ValueError(f"metric must be Euclidean or Wasserstein; got {type(self.metric).__name__}")
 

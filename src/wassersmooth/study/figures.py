@@ -129,6 +129,25 @@ def to_svg(drawing: Drawing, name: str, alt: str) -> str:
     )
 
 
+def sheet(size: tuple[float, float], purpose: str) -> Drawing:
+    """An empty drawing that becomes a picture of its own (:func:`to_png`), beside a page in Markdown."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure as Drawing
+    except ImportError as missing:
+        raise _checks.extra("matplotlib", "plots", purpose) from missing
+    drawing = Drawing(figsize=size, layout="constrained")
+    FigureCanvasAgg(drawing)
+    return drawing
+
+
+def to_png(drawing: Drawing, dpi: int) -> bytes:
+    """The same numbers give the same bytes."""
+    buffer = io.BytesIO()
+    drawing.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    return buffer.getvalue()
+
+
 def legend(entries: Sequence[tuple[int, str, str]]) -> str:
     """The key of a figure, in HTML so that it wraps: (series, title, detail) for each group."""
     items = []

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 
-from wassersmooth import _checks
-from wassersmooth.study import durable
+from wassersmooth.study import durable, figures
 from wassersmooth.study.bench.tables import LABELS, Report, tables
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.tables import short_commit
@@ -77,14 +75,8 @@ def _plot(report: Report) -> str:
 
 def step_time_png(report: Report) -> bytes:
     """Step time against radius; the steps that have none as horizontal lines, labelled at the right."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise _checks.extra("matplotlib", "plots", "the plot of step times") from missing
     step: dict[str, float] = report["step"]
-    figure = Figure(figsize=(7.2, 4.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = figures.sheet((7.2, 4.0), "the plot of step times")
     axes = figure.add_subplot()
     radii = [2, 4, 8]
     names = ["plain", "euclidean", "pgd7", "double_backward_r4"]
@@ -110,9 +102,7 @@ def step_time_png(report: Report) -> bytes:
     axes.set_title(
         f"{report['settings']['network']}, batch {report['settings']['batch']}, {report['hardware']}", loc="left", fontsize=10
     )
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
-    return buffer.getvalue()
+    return figures.to_png(figure, 150)
 
 
 def _apart(places: dict[str, float], distance: float) -> dict[str, float]:

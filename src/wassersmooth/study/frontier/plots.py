@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from wassersmooth import _checks
+from wassersmooth.study import figures
 from wassersmooth.study.frontier.points import THREATS, Point, front, mean_over, measured_threats
 from wassersmooth.study.frontier.questions import TITLES, Answer, Curve, title_of
 
@@ -46,6 +45,7 @@ WAYS = {
 LINES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 COLUMNS = 3
+DPI, PURPOSE = 130, "drawing a frontier"
 
 
 def overview_plot(points: Sequence[Point]) -> bytes:
@@ -69,12 +69,12 @@ def overview_plot(points: Sequence[Point]) -> bytes:
                 axes.plot(*zip(*best, strict=True), color=color, marker="o", markersize=4.0, linewidth=1.4, label=title)
         _label(axes, threat)
     _legend_below(figure, panels, columns=3)
-    return _png(figure)
+    return figures.to_png(figure, DPI)
 
 
 def family_plot(points: Sequence[Point], threat: str) -> bytes:
     """One line for each family; the color is its kind, the marker its radius and mass."""
-    figure = _figure((9.0, 5.6))
+    figure = figures.sheet((9.0, 5.6), PURPOSE)
     axes = figure.add_subplot()
     families = list(dict.fromkeys(point.family for point in points))
     kinds: dict[str, int] = {}
@@ -86,7 +86,7 @@ def family_plot(points: Sequence[Point], threat: str) -> bytes:
     _label(axes, threat)
     axes.set_ylabel(_unit(threat))
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7.5, frameon=False)
-    return _png(figure)
+    return figures.to_png(figure, DPI)
 
 
 def question_plot(answer: Answer) -> bytes:
@@ -113,12 +113,12 @@ def _panels(title: str, curves: Sequence[Curve], tied: bool) -> bytes:
         _label(axes, threat)
     _legend_below(figure, panels)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    return _png(figure)
+    return figures.to_png(figure, DPI)
 
 
 def _grid(threats: Sequence[str], more_height: float) -> tuple[Figure, list[Axes]]:
     columns, rows = min(COLUMNS, len(threats)), math.ceil(len(threats) / COLUMNS)
-    figure = _figure((3.4 * columns, 2.8 * rows + more_height))
+    figure = figures.sheet((3.4 * columns, 2.8 * rows + more_height), PURPOSE)
     return figure, [figure.add_subplot(rows, columns, number + 1) for number in range(len(threats))]
 
 
@@ -182,20 +182,3 @@ def _unit(threat: str) -> str:
 def _place(family: str) -> tuple[int, str]:
     order, kind = list(TITLES), family.partition(":")[0]
     return order.index(kind) if kind in order else len(order), family
-
-
-def _figure(size: tuple[float, float]) -> Figure:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise _checks.extra("matplotlib", "plots", "drawing a frontier") from missing
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
-    return buffer.getvalue()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from wassersmooth import _checks
 from wassersmooth.robustness.translations import translate
+from wassersmooth.study import figures
 from wassersmooth.study.paper.results import ATTACKS, REGULARIZERS, UNITS, Results
 from wassersmooth.study.records import Array
 from wassersmooth.study.report.pictures import CLASSES
@@ -167,16 +166,8 @@ def _point(axes: Axes, results: Results, selection: str, kind: str, name: str, x
 
 
 def _png(draw: Callable[[Figure], None], size: tuple[float, float]) -> bytes:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as missing:
-        raise _checks.extra("matplotlib", "plots", "drawing a publication") from missing
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = figures.sheet(size, "drawing a publication")
     draw(figure)
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
-    return buffer.getvalue()
+    return figures.to_png(figure, 150)

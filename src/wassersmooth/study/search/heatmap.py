@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wassersmooth.study import durable
+from wassersmooth.study import durable, figures
 from wassersmooth.study.regularizers import readable
 from wassersmooth.study.search.selection import TOLERANCE, Measured
 
@@ -22,19 +21,12 @@ LETTERS = 14  # of the title in an inch
 
 def draw(measured: Sequence[Measured], chosen: Measured, path: Path) -> Path:
     """One panel for each mass: eta downwards, radius to the right; a kind without a graph has one column and no radius."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    figure = picture(measured, chosen)
-    FigureCanvasAgg(figure)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=120)
-    durable.write(path, content.getvalue())
+    durable.write(path, figures.to_png(picture(measured, chosen), 120))
     return path
 
 
 def picture(measured: Sequence[Measured], chosen: Measured) -> Figure:
     """What :func:`draw` writes."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     masses = sorted({m.point.mass for m in measured})
@@ -43,7 +35,7 @@ def picture(measured: Sequence[Measured], chosen: Measured) -> Figure:
     width = 2.2 + 1.3 * len(radii) * len(masses)
     rule = f"{chosen.point.kind}; framed: lowest robust error with clean error within {TOLERANCE:g} of the best"
     title = textwrap.wrap(rule, int(LETTERS * width))
-    figure = Figure(figsize=(width, 1.6 + 0.2 * len(title) + 0.8 * len(etas)), layout="constrained")
+    figure = figures.sheet((width, 1.6 + 0.2 * len(title) + 0.8 * len(etas)), "the heat map of a sweep")
     low, high = min(m.robust for m in measured), max(m.robust for m in measured)
     for number, mass in enumerate(masses):
         axes = figure.add_subplot(1, len(masses), number + 1)
