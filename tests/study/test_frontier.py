@@ -439,6 +439,7 @@ def test_without_validation_errors_nothing_is_chosen(tmp_path: Path, capsys: pyt
     assert main(["frontier", str(tmp_path), "--results", str(path)]) == 0
     assert capsys.readouterr().out.count("evaluate FOLDER --split validation") == 2
     assert json.loads(path.read_text())["chosen"] == {"balanced": [], "most_robust": []}
+    assert "2 of 2 points were not measured on validation images, and cannot be picked." in path.with_suffix(".md").read_text()
     assert (
         "Nothing yet: it takes validation errors, of none too; wassersmooth evaluate FOLDER"
         in path.with_suffix(".md").read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from study.fake_runs import fake_study
 
-from wassersmooth.study.report.estimates import Estimate
+from wassersmooth.study.estimates import Estimate
 from wassersmooth.study.report.reading import read_study
 from wassersmooth.study.report.summary import not_alike, subtitle, summary
 from wassersmooth.study.report.tables import (

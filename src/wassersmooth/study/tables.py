@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wassersmooth.study.report.estimates import Estimate
+from wassersmooth.study.estimates import Estimate
 
 # Spelled out, since on a screen they are hard to tell from a hyphen and the letter x.
 DASH, MINUS, TIMES, NBSP = "\u2013", "\u2212", "\u00d7", "\u00a0"

@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from wassersmooth.study.estimates import chance
 from wassersmooth.study.frontier.points import FLIPS, THREATS, Point, mean_over, undominated
-from wassersmooth.study.report.estimates import chance
 
 NORMAL = 1.96
 LEVEL = 0.05

@@ -19,6 +19,7 @@ from wassersmooth.study.frontier.points import (
     base_variant,
     chosen,
     fronts,
+    held_out,
     learned,
     measured_threats,
     points_of,
@@ -69,7 +70,7 @@ def page_text(frontier: Frontier, results: Path) -> str:
     parts += ["## Questions", _reading(Noise.of(points))]
     for answer in answers(points):
         parts += [f"### {answer.question}", *_answered(answer, folder)]
-    parts += ["## How far penalties got", AIMS, _aims(points, frontier.harness["dataset"])]
+    parts += ["## How far penalties got", AIMS, *_unseen(points), _aims(points, frontier.harness["dataset"])]
     parts.append(f"## Every family ({base})")
     for threat in measured_threats(p for p in points if p.variant == base):
         parts += [f"![Clean error against {THREATS[threat]}, a line for each family]({folder}/{threat}.png)"]
@@ -93,6 +94,11 @@ def _useless(count: int) -> list[str]:
         return []
     what = "1 point hardly learned anything: it is" if count == 1 else f"{count} points hardly learned anything: they are"
     return [f"{what} in the tables below, with clean errors of {GUESSING:.0f} % or more, and nowhere else."]
+
+
+def _unseen(points: Sequence[Point]) -> list[str]:
+    count = sum(held_out(point) is None for point in points)
+    return [f"{count} of {len(points)} points were not measured on validation images, and cannot be picked."] if count else []
 
 
 def _aims(points: Sequence[Point], dataset: str) -> str:

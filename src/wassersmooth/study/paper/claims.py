@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wassersmooth.robustness.translations import AXES
+from wassersmooth.study.estimates import Estimate
 from wassersmooth.study.paper.results import REGULARIZERS, UNITS, Results
-from wassersmooth.study.report.estimates import Estimate
 from wassersmooth.study.report.tables import PAPER_ERRORS, PAPER_FLIPS
 
 HOLDS, ONLY_NORMALIZED, ONLY_PIXEL = "holds", "holds only in normalized units", "holds only in pixel units"

@@ -10,7 +10,7 @@ from typing import Any
 from wassersmooth.robustness.translations import AXES
 from wassersmooth.study import exhibits
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.report.estimates import Estimate, over_seeds
+from wassersmooth.study.estimates import Estimate, over_seeds
 from wassersmooth.study.report.tables import PAPER_FLIPS
 from wassersmooth.study.rows import Row
 from wassersmooth.study.runs import Run, read_json

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from wassersmooth.study.estimates import Estimate, over_seeds
 from wassersmooth.study.figures import DASHES, INK, MARKERS, PALETTE, SIZE, Figure, color, legend, panel, panels, to_svg
 from wassersmooth.study.report.data import Group, Record, Study
-from wassersmooth.study.report.estimates import Estimate, over_seeds
 from wassersmooth.study.report.tables import PAPER_ROWS, UNITS, error_name, paper_error
 from wassersmooth.study.tables import NBSP, TIMES
 

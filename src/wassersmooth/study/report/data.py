@@ -9,7 +9,7 @@ from typing import Any
 
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.study import exhibits
-from wassersmooth.study.report.estimates import Estimate, over_seeds
+from wassersmooth.study.estimates import Estimate, over_seeds
 
 Record = Mapping[str, Any]
 

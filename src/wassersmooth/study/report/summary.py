@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from wassersmooth.robustness.report import UNMASKED
+from wassersmooth.study.estimates import Estimate
 from wassersmooth.study.report.data import Group, MeasuredOn, Study
-from wassersmooth.study.report.estimates import Estimate
 from wassersmooth.study.report.tables import UNITS
 from wassersmooth.study.tables import listed
 

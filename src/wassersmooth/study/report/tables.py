@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from wassersmooth.study.estimates import over_seeds
 from wassersmooth.study.report.data import Group, Run, Study, number
-from wassersmooth.study.report.estimates import over_seeds
 from wassersmooth.study.tables import DASH, MINUS, NBSP, TIMES, Cell, Row, Table, cells, short_commit
 
 # The paper's tables 1 and 2: CIFAR-10, ResNet-20, 200 epochs.

@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from wassersmooth.study.report.estimates import Estimate, over_seeds, t_quantile
+from wassersmooth.study.estimates import Estimate, over_seeds, t_quantile
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 29, 30, 199])
