@@ -142,6 +142,22 @@ def test_what_is_to_be_known_of_the_data_is_said(here: Path, capsys: pytest.Capt
     assert run.evaluation()["images"] == 40
 
 
+def test_data_without_test_images_serve_both_ways_in_one_command(here: Path) -> None:
+    """A run that was trained here is measured on what it did not see, whatever stands beside it."""
+    images, labels = np.random.default_rng(0).integers(0, 256, (40, 8, 8)).astype(np.uint8), np.arange(40) % 2
+    np.savez(here / "all.npz", images=images, labels=labels)
+    common = ["--dataset", "all.npz", "--regularizers", "none", "--epochs", "1", "--milestones", "--batch-size", "8"]
+    assert cli.main(["train", *common, "--validation", str(Data().validation), "--device", "cpu", "--output", "runs/here"]) == 0
+    assert evaluate("their_models:bare", "--dataset", "all.npz", "--suite", "quick") == 0
+    for run in runs_in(here / "runs" / "own"):
+        (run.folder / "evaluation.json").unlink()
+    for order in (["runs/own", "runs/here"], ["runs/here", "runs/own"]):
+        assert evaluate(*order, "--suite", "quick") == 0
+        assert [runs_in(here / place)[0].evaluation()["images"] for place in ("runs/own", "runs/here")] == [40, 8]
+        for path in here.glob("runs/*/*/evaluation.json"):
+            path.unlink()
+
+
 def test_without_weights_they_are_those_of_the_factory(here: Path) -> None:
     stripes = stripes_file(here)
     assert evaluate("their_models:bare", "--dataset", str(stripes), "--suite", "quick") == 0

@@ -350,6 +350,12 @@ def test_patience_on_robust_error_keeps_the_most_robust_epoch(tmp_path: Path) ->
     assert "robust_error" not in other.metrics()[0]
 
 
+def test_a_network_that_diverged_is_not_attacked_first(tmp_path: Path) -> None:
+    run, loaded = tiny_run(tmp_path, epochs=2, learning_rate=1e6, patience=2, patience_on="robust")
+    with pytest.raises(DivergedError, match="lower --learning-rate"):
+        train_to_the_end(run, loaded)
+
+
 def test_a_run_of_a_version_that_knew_fewer_fields_goes_on(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path, epochs=2)
     state = TrainingState(run.config, loaded, CPU)

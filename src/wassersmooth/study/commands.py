@@ -151,9 +151,9 @@ class Evaluate:
         runs = [run for path in self.folders for run in self._runs(path, screen)]
         asked = (self.suite, self.test_images, self.data_dir, self.autoattack_images, self.pictures, self.split)
         experiment.measure(runs, screen, self.device, *asked)
-        if self.split == "test":
-            several = f", and so on for {len(runs)} runs" if len(runs) > 1 else ""
-            screen.line(f"page: {runs[0].folder / 'report.md'}{several}")
+        page = runs[0].folder / "report.md"
+        if self.split == "test" and page.is_file():  # earlier versions wrote none
+            screen.line(f"page: {page}{f', and so on for {len(runs)} runs' if len(runs) > 1 else ''}")
 
     def _check_own(self) -> None:
         own = [path for path in self.folders if own_models.is_named(path)]
@@ -228,7 +228,7 @@ class Report:
         if (self.folder / "config.json").is_file():
             raise StudyError(f"report needs the folder of a study; got {self.folder}, a run; give {self.folder.parent}")
         for run in runs:
-            if run.config.preset == own_models.PRESET:
+            if own_models.trained_elsewhere(run):
                 raise StudyError(
                     f"report compares the runs of a study; got {run.folder}, a model that was trained elsewhere; its page is "
                     f"{run.folder / 'report.md'}, which evaluate writes"

@@ -89,11 +89,8 @@ class Training:
         late = [str(milestone) for milestone in self.milestones if milestone >= self.epochs]
         falls = "falls less often" if len(late) < len(self.milestones) else "never falls"
         never = f"--milestones {' '.join(late)}: never reached in {self.epochs} epochs, and the learning rate {falls}"
-        return (
-            [f"{never}; lower them below {self.epochs}, give --milestones with nothing for none, or train longer"]
-            if late
-            else []
-        )
+        remedy = f"lower them below {self.epochs}, give --milestones with nothing for none, or train longer"
+        return [f"{never}; {remedy}"] if late else []
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from wassersmooth import _checks
-from wassersmooth._checks import NotFiniteError
 from wassersmooth.robustness.dossier import evaluate
 from wassersmooth.robustness.suites import WITH_AUTOATTACK, Suite
 from wassersmooth.study import acceleration, data, durable, exhibits, models, own_models, provenance
@@ -79,7 +78,7 @@ def measure(
     """
     where = choose_device(device)
     acceleration.apply_settings(Machine(precision="float32"))  # an attack lives on small gradients: none is rounded away
-    loaded: dict[tuple[Data, int | None], Dataset] = {}
+    loaded: dict[tuple[Data, int | None, bool], Dataset] = {}
     complaints: dict[Path, StudyError] = {}
     with screen.bars():
         for run in _shared_out(runs, screen):
@@ -87,9 +86,9 @@ def measure(
             with clocked(record, "evaluation_seconds", screen.line) if record.exists() else nullcontext():
                 wanted = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
                 count = test_images or run.config.evaluation.test_images
-                key = (wanted, count if split == "test" else None)
+                key = (wanted, count if split == "test" else None, own_models.trained_elsewhere(run))
                 if key not in loaded:
-                    loaded[key] = data.load(*key, trained_elsewhere=run.config.preset == own_models.PRESET)
+                    loaded[key] = data.load(*key)
                 part = loaded[key].test if split == "test" else _held_out(loaded[key], count, run)
                 hard = autoattack_images or run.config.evaluation.autoattack_images
                 asked = (suite or run.config.evaluation.suite, hard, where, screen, pictures, split)
@@ -192,7 +191,7 @@ def _measure_one(
             model, images, labels, cast(Suite, suite), progress, generator, autoattack_images=autoattack_images, memory=memory
         )
     except ValueError as error:  # the library's own complaints are one line with a remedy already
-        diverged = isinstance(error, NotFiniteError) and run.config.preset != own_models.PRESET
+        diverged = isinstance(error, _checks.NotFiniteError) and not own_models.trained_elsewhere(run)
         remedy = "; training has diverged: lower --learning-rate or eta, and train it in another --output" if diverged else ""
         raise RunStoppedError(f"{run.folder}: {error}{remedy}") from error
     if pictures and split == "test":

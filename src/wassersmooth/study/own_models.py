@@ -26,6 +26,11 @@ def is_named(path: Path) -> bool:
     return ":" in str(path) and not path.exists()
 
 
+def trained_elsewhere(run: Run) -> bool:
+    """Whether :func:`as_run` has made its folder."""
+    return run.config.preset == PRESET
+
+
 def as_run(name: str, weights: Path | None, images: Data, folder: Path, screen: Screen) -> Run:
     """The run of a model that takes images in [0, 1]; its weights are those of the file, or those that the factory gives it.
 

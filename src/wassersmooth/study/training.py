@@ -53,8 +53,6 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
             yield
         errors = error(state.model, data.train, TRAIN_ERROR_IMAGES), error(state.model, data.validation)
         yield  # nobody has waited for the GPU yet: runs beside this one go on while it computes
-        on_robust = recipe.patience is not None and recipe.patience_on == "robust"
-        robust_error = float(world.as_first(attacked_error(state.model, data.validation))) if on_robust else None
         _require_finite(torch.stack(totals), state, run)
         loss_mean, penalty_mean = (world.mean(torch.stack(totals).sum(0)) / seen).tolist()
         # Batch-norm has statistics of its own in each process: the first one's errors decide, or some stop and others wait.
@@ -64,6 +62,8 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
             raise _diverged(
                 f"the network's scores are not finite after step {state.steps} (epoch {state.epoch + 1})", state, run
             )
+        on_robust = recipe.patience is not None and recipe.patience_on == "robust"
+        robust_error = float(world.as_first(attacked_error(state.model, data.validation))) if on_robust else None
         state.end_epoch(robust_error if on_robust else validation_error)
         row = {"epoch": state.epoch, "loss": loss_mean, "penalty": penalty_mean}
         row |= {"train_error": train_error, "validation_error": validation_error}

@@ -71,10 +71,8 @@ def row_of(run: Run) -> Row:
     row |= {"images": {entry["name"]: entry["images"] for entry in evaluation.get("entries", [])}}
     row |= {"intervals": {name: [round(end, 3) for end in ends] for name, ends in intervals.items()}}
     row |= {"flips": _rounded(evaluation["flips"]), "verdict": evaluation["verdict"]}
-    epochs = [
-        epoch["seconds"] for epoch in run.metrics()
-    ]  # their median is without the compiler, which the first one waits for
-    row |= {"epoch_seconds": round(statistics.median(epochs), 4) if epochs else None}
+    epochs = [epoch["seconds"] for epoch in run.metrics()]
+    row |= {"epoch_seconds": round(statistics.median(epochs), 4) if epochs else None}  # the first waits for the compiler
     row |= {"training_seconds": origin["seconds"], "runs_at_once": config.machine.parallel}
     row |= {"commit": origin.get("commit"), "hardware": origin.get("device")}
     if (run.folder / EVALUATIONS["validation"]).is_file():
@@ -110,9 +108,8 @@ def _lost(old: Row | None, new: Row) -> list[str]:
     """What was measured of other weights under the same name, and not of these."""
     if old is None or old.get("model_sha256") == new["model_sha256"]:
         return []
-    return [name for name in old["errors"] if name not in new["errors"]] + ["validation"] * (
-        "validation" in old.keys() - new.keys()
-    )
+    measures = [name for name in old["errors"] if name not in new["errors"]]
+    return measures + [name for name in ("validation",) if name in old and name not in new]
 
 
 def marked(found: Sequence[Row]) -> list[Row]:

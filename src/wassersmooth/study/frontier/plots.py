@@ -52,11 +52,11 @@ def overview_plot(points: Sequence[Point]) -> bytes:
     """All of a variant in a panel for each threat: one color for each way of training, a line along its front."""
     threats = measured_threats(points)
     figure, panels = _grid(threats, 0.4)
-    ways = {title: [p for p in points if p.kind in kinds] for title, kinds in WAYS.items()}
-    ways["penalty and adversarial training"] = [p for p in points if not any(p.kind in kinds for kinds in WAYS.values())]
+    ways = [(title, COLORS[kinds[0]], [p for p in points if p.kind in kinds]) for title, kinds in WAYS.items()]
+    combined = [p for p in points if not any(p.kind in kinds for kinds in WAYS.values())]
+    ways.append(("penalty and adversarial training", COMBINATION, combined))
     for axes, threat in zip(panels, threats, strict=True):
-        for title, members in ways.items():
-            color = COLORS.get((WAYS.get(title) or ("",))[0], COMBINATION)
+        for title, color, members in ways:
             known = [(c, r) for p in members if (c := p.mean("clean")) is not None and (r := p.mean(threat)) is not None]
             if not known:
                 continue
