@@ -256,8 +256,9 @@ def test_doctor_tries_what_would_be_trained(
     assert "--learning-rate" not in err
 
 
-def test_the_last_of_two_flags_counts(tmp_path: Path) -> None:
-    parsed = cli.parse(["train", "--preset", "digits", "--preset=cifar10-quick"])
+@pytest.mark.parametrize("last", [["--preset=cifar10-quick"], ["--preset", "cifar10-quick"]])
+def test_the_last_of_two_flags_counts(last: list[str]) -> None:
+    parsed = cli.parse(["train", "--preset", "digits", *last])
     assert isinstance(parsed, Train)
     assert parsed.preset == "cifar10-quick"
     assert parsed.data.dataset == "cifar10"

@@ -13,7 +13,7 @@ import pytest
 from robustness.conftest import shorten_autoattack
 from study.fake_publication import fake_rows
 from study.fake_runs import fake_study
-from study.small_studies import CPU, SILENT, stripes_file, tiny_study
+from study.small_studies import CPU, SILENT, stripes_file, tiny_run, tiny_study
 
 from wassersmooth import cli
 from wassersmooth.robustness import suites
@@ -22,7 +22,7 @@ from wassersmooth.study.errors import StudyError
 from wassersmooth.study.paper import publish
 from wassersmooth.study.paper.published_models import load_published
 from wassersmooth.study.paper.results import AXES, ERRORS, KEY, REGULARIZERS
-from wassersmooth.study.runs import runs_in
+from wassersmooth.study.runs import Run, runs_in
 
 ROOT = Path(__file__).parent.parent.parent
 POINTS = ("none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=1")
@@ -232,3 +232,10 @@ def test_a_damaged_or_exchanged_network_is_refused(published: Path, tmp_path: Pa
     (tmp_path / "none.safetensors").write_bytes((models / "euclidean.safetensors").read_bytes())
     with pytest.raises(StudyError, match=r"has not the SHA-256 that .*models\.json names"):
         load_published(tmp_path / "none.safetensors")
+
+
+def test_damaged_pictures_are_told_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "exhibits.safetensors").write_bytes(b"no safetensors at all")
+    run, _ = tiny_run(tmp_path)
+    with pytest.raises(StudyError, match=r"exhibits\.safetensors cannot be read \(.*\); move it and evaluation\.json away"):
+        publish._strip([Run(tmp_path, run.config)])
