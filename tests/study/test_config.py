@@ -158,6 +158,12 @@ def test_a_regularizer_is_what_it_is_written_as(kind: str, eta: float, radius: i
     [
         (Regularizer("pgd7", 8 / 255), "pgd7:eta=8/255", "pgd7-eta8_255"),
         (Regularizer("wasserstein", 1.8, 8), "wasserstein:eta=1.8,radius=8", "wasserstein-eta1.8-radius8"),
+        (Regularizer.parse("wasserstein:eta=1.8"), "wasserstein:eta=1.8,radius=8", "wasserstein-eta1.8-radius8"),
+        (
+            Regularizer.parse("euclidean+wasserstein-adversarial:eta=1,epsilon=2"),
+            "euclidean+wasserstein-adversarial:eta=1,radius=8,epsilon=2",
+            "euclidean+wasserstein-adversarial-eta1-radius8-epsilon2",
+        ),
         (Regularizer("euclidean", 0.2), "euclidean:eta=0.2", "euclidean-eta0.2"),  # which is 51/255
         (Regularizer("euclidean", 0.1234567), "euclidean:eta=0.1234567", "euclidean-eta0.1234567"),
         (Regularizer("uniform", 1.0, 1000000), "uniform:eta=1,radius=1000000", "uniform-eta1-radius1000000"),
@@ -188,7 +194,7 @@ def test_a_combination_is_what_it_is_written_as_and_comes_back(penalty: str, att
     ("text", "complaint"),
     [
         ("wassersteen:eta=1", "regularizer must be one of none, euclidean, wasserstein"),
-        ("wasserstein:eta=1", "needs a radius"),
+        ("wasserstein:eta=1,radius=0", "needs a radius"),
         ("euclidean", "eta is positive"),
         ("euclidean:eta=nan", "eta must be a finite number"),
         ("none:eta=1", "eta is positive for every regularizer but none; got none:eta=1; leave its eta out"),
@@ -205,7 +211,7 @@ def test_a_combination_is_what_it_is_written_as_and_comes_back(penalty: str, att
         ("pgd7:eta=0.1,radius=2", "radius and mass belong to"),
         ("euclidean:eta=1,epsilon=1", "epsilon is the size of the attack"),
         ("euclidean+pgd7:eta=1", "epsilon is the size of the attack"),
-        ("euclidean+wasserstein-adversarial:eta=1,epsilon=1", "needs a radius"),
+        ("euclidean+wasserstein-adversarial:eta=1,radius=-1,epsilon=1", "needs a radius"),
         ("pgd7+euclidean:eta=1,epsilon=1", r"or PENALTY\+ATTACK of euclidean, .*got 'pgd7\+euclidean'"),
     ],
 )

@@ -616,7 +616,7 @@ def test_flips_of_a_point_that_is_not_steady_on_validation_images_do_not_count(t
 
 
 @pytest.mark.parametrize(("rival", "verdict"), [(0.0, "reached"), (5.0, "within chance"), (9.0, "not reached")])
-def test_the_best_penalty_is_held_against_the_front_of_all_others(tmp_path: Path, rival: float, verdict: str) -> None:
+def test_the_best_penalty_is_held_against_its_closest_rival(tmp_path: Path, rival: float, verdict: str) -> None:
     for eta in (0.2, 0.5, 1):
         fake_run(tmp_path, f"euclidean:eta={eta}", better=2)
         fake_run(tmp_path, f"wasserstein:eta={eta},radius=2", better=5)
@@ -625,10 +625,27 @@ def test_the_best_penalty_is_held_against_the_front_of_all_others(tmp_path: Path
     gather([tmp_path], tmp_path / "frontier.json", SILENT)
     found = aim(tmp_path / "frontier.json", "Elastic 1.5 px")
     assert found.verdict == verdict, found.sentence
-    assert found.sentence.startswith("Wasserstein, radius 2 is the best penalty on validation images; on test images ")
+    best = "Wasserstein, radius 2 is the best penalty on validation images, and PGD-7 training its closest rival: on test "
+    assert found.sentence.startswith(best)
 
 
-def test_a_rival_that_is_lucky_on_the_test_images_alone_is_not_on_the_front(tmp_path: Path) -> None:
+def test_a_gentle_and_poor_rival_does_not_hide_a_close_one(tmp_path: Path) -> None:
+    """A front of both rivals would start at the poor one, and fall steeply to the close one where the penalty has points."""
+    for eta in (0.05, 0.2, 0.5, 1):
+        fake_run(tmp_path, f"euclidean:eta={eta}")
+        fake_run(tmp_path, f"pgd7:eta={0.2 + eta}", better=1)
+    for text in ("none", "euclidean-noise:eta=0.005", "euclidean-noise:eta=0.02", "euclidean-noise:eta=0.1"):
+        poor = made_up(text) | {"wasserstein20_0.5_unit_r2": 90.0}
+        place = fake_run(tmp_path, text)
+        write_evaluation(place, poor, flips=4.0)
+        (place / "validation.json").write_text(json.dumps({"errors": poor, "flips": {}}))
+    gather([tmp_path], tmp_path / "frontier.json", SILENT)
+    found = aim(tmp_path / "frontier.json", "Wasserstein 0.5")
+    assert "PGD-7 training its closest rival" in found.sentence
+    assert found.verdict == "within chance", found.sentence
+
+
+def test_a_rival_that_is_lucky_on_the_test_images_alone_is_not_the_closest(tmp_path: Path) -> None:
     for eta in (0.2, 0.5, 1):
         fake_run(tmp_path, f"wasserstein:eta={eta},radius=2", better=5)
         fake_run(tmp_path, f"pgd7:eta={eta}")

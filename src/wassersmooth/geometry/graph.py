@@ -25,6 +25,7 @@ WeightFunction = Callable[[int, int], float]
 
 NEIGHBORHOODS: tuple[Neighborhood, ...] = get_args(Neighborhood)
 NAMED_WEIGHTS: tuple[NamedWeight, ...] = get_args(NamedWeight)
+RADIUS = 8  # pixels, unless another one is asked for
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,7 +64,7 @@ class PixelGraph:
         cls,
         height: int,
         width: int,
-        radius: int,
+        radius: int = RADIUS,
         neighborhood: Neighborhood = "square",
         weight: NamedWeight | WeightFunction | Tensor = "constant",
     ) -> PixelGraph:
@@ -71,7 +72,8 @@ class PixelGraph:
 
         Arguments:
             height, width: the size of the image in pixels.
-            radius: how far a neighbor may be; larger than the image is fine.
+            radius: how far a neighbor may be; larger than the image is fine. Of 2, 4 and 8, penalties with 8 protect most
+                (results/frontier.md).
             neighborhood: ``"square"`` measures the distance in the maximum norm, ``"disk"`` in the Euclidean one.
             weight: ``"constant"`` (1, as in the paper's experiments), ``"gaussian"`` (with sigma = radius / 2), a
                 symmetric function ``(dy, dx) -> float > 0`` that is called at each representative, or a tensor with

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.geometry.graph import RADIUS, PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
 from wassersmooth.learning.attacked import Attack
 from wassersmooth.learning.dual_norm import DualNorm
@@ -95,7 +95,10 @@ class Regularizer:
 
     @classmethod
     def parse(cls, text: str) -> Regularizer:
-        """Reads ``kind`` or ``kind:eta=...,radius=...,mass=...,epsilon=...``; a number may be a ratio, ``8/255``."""
+        """Reads ``kind`` or ``kind:eta=...,radius=...,mass=...,epsilon=...``; a number may be a ratio, ``8/255``.
+
+        Without a radius, a graph has the usual one.
+        """
         kind, _, rest = text.partition(":")
         readers: dict[str, Callable[[str], float]] = {"eta": _number, "radius": int, "mass": _number, "epsilon": _number}
         values: dict[str, float] = {}
@@ -110,6 +113,8 @@ class Regularizer:
             except ValueError:
                 expected = "a whole number" if name == "radius" else "a number, such as 0.3 or 8/255"
                 raise StudyError(f"{name} must be {expected}; got {number!r} in {text!r}") from None
+        if any(part in ON_A_GRAPH for part in kind.split("+")):
+            values.setdefault("radius", RADIUS)
         return cls(kind, **values)  # type: ignore[arg-type]
 
     def __str__(self) -> str:

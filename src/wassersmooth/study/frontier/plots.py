@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wassersmooth.study import figures
-from wassersmooth.study.frontier.points import THREATS, Point, front, mean_over, measured_threats
+from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, front, measured_threats
 from wassersmooth.study.frontier.questions import TITLES, Answer, Curve, title_of
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ WAYS = {
     "noise": ("euclidean-noise", "wasserstein-noise"),
     "adversarial training": ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial"),
 }
+NOT_IN_OVERVIEW = ("pgd20_margin_8_pixel", "autoattack_8_pixel", "autoattack_2_pixel")  # weaker, or of few points
 LINES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 COLUMNS = 3
@@ -50,26 +51,42 @@ DPI, PURPOSE = 130, "drawing a frontier"
 
 def overview_plot(points: Sequence[Point]) -> bytes:
     """All of a variant in a panel for each threat: one color for each way of training, a line along its front."""
-    threats = measured_threats(points)
+    measured = measured_threats(points)
+    threats = [t for t in measured if t not in NOT_IN_OVERVIEW] if STRONGEST in measured else measured
     figure, panels = _grid(threats, 0.4)
     ways = [(title, COLORS[kinds[0]], [p for p in points if p.kind in kinds]) for title, kinds in WAYS.items()]
     combined = [p for p in points if not any(p.kind in kinds for kinds in WAYS.values())]
     ways.append(("penalty and adversarial training", COMBINATION, combined))
     for axes, threat in zip(panels, threats, strict=True):
-        for title, color, members in ways:
-            known = [(c, r) for p in members if (c := p.mean("clean")) is not None and (r := p.mean(threat)) is not None]
+        for title, color, members in ways[1:]:
+            known = _spots(members, threat)
             if not known:
                 continue
-            plain = title == "none"
-            axes.plot(*zip(*known, strict=True), linestyle="none", color=color, alpha=1.0 if plain else 0.35,
-                      marker="*" if plain else "o", markersize=10 if plain else 3.5, markeredgewidth=0,
-                      label=title if plain else None)  # fmt: skip
-            if not plain:
-                best = [(mean_over(p, ["clean"]), mean_over(p, [threat])) for p in front(members, threat)]
-                axes.plot(*zip(*best, strict=True), color=color, marker="o", markersize=4.0, linewidth=1.4, label=title)
+            axes.plot(*zip(*known, strict=True), linestyle="none", color=color, alpha=0.35, marker="o", markersize=3.5,
+                      markeredgewidth=0)  # fmt: skip
+            best = _spots(front(members, threat), threat)
+            axes.plot(*zip(*best, strict=True), color=color, marker="o", markersize=4.0, linewidth=1.4, label=title)
+        _mark_plain(axes, _spots(ways[0][2], threat))
         _label(axes, threat)
     _legend_below(figure, panels, columns=3)
     return figures.to_png(figure, DPI)
+
+
+def _mark_plain(axes: Axes, spots: Sequence[tuple[float, float]]) -> None:
+    """The plain network: far above the others it would press them together, so there it stands at the edge, with its value."""
+    low, high = axes.get_ylim()
+    for clean, robust in spots:
+        far = bool(axes.lines) and robust > high + (high - low) / 4
+        axes.plot(clean, high if far else robust, "*", color=COLORS["none"], markersize=10, markeredgewidth=0, clip_on=False,
+                  label="none")  # fmt: skip
+        if far:
+            axes.set_ylim(low, high + (high - low) / 12)
+            axes.annotate(f"{robust:.3g} ↑", (clean, high), (7, -3), textcoords="offset points", fontsize=8)
+
+
+def _spots(points: Sequence[Point], threat: str) -> list[tuple[float, float]]:
+    """Clean and robust error of the points that have both."""
+    return [(c, r) for p in points if (c := p.mean("clean")) is not None and (r := p.mean(threat)) is not None]
 
 
 def family_plot(points: Sequence[Point], threat: str) -> bytes:
