@@ -45,7 +45,7 @@ def test_the_frontier_trains_as_the_quick_study_does_at_many_points() -> None:
     assert set(KINDS) - {"tikhonov-euclidean", "euclidean-length"} <= set(kinds)
     assert all(kinds.count(kind) >= 2 for kind in set(kinds) - {"none"})
     levels = {Regularizer(kind, level / 255) for kind in ("adversarial", "pgd7") for level in (2, 4, 8)}
-    assert {point for point in points if point.kind in ("adversarial", "pgd7")} == levels
+    assert {point for point in points if point.kind in ("adversarial", "pgd7")} >= levels
 
 
 @pytest.mark.parametrize(
