@@ -20,7 +20,7 @@ OPENED = {
     "CONTRIBUTING.md",
     "LICENSE",
     "README.md",
-    "docs/images/errors.png",
+    "results/frontier/overview.png",
     "docs/images/step-time.png",
     "docs/geometry.md",
     "docs/learning.md",

@@ -23,6 +23,7 @@ from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier import comparison, gathering, plots, questions
 from wassersmooth.study.frontier.aims import Aim, aims
 from wassersmooth.study.frontier.comparison import Difference, Noise, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.families import standings
 from wassersmooth.study.frontier.gathering import Frontier, gather, marked, row_of, united
 from wassersmooth.study.frontier.page import page_text, write_page
 from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, base_variant, chosen, fronts, points_of
@@ -655,6 +656,30 @@ def test_a_rival_that_is_lucky_on_the_test_images_alone_is_not_the_closest(tmp_p
     gather([tmp_path], tmp_path / "frontier.json", SILENT)
     found = aim(tmp_path / "frontier.json", "Elastic 1.5 px")
     assert found.verdict == "reached", found.sentence
+
+
+def test_every_family_stands_against_the_euclidean_penalty(tmp_path: Path) -> None:
+    for eta in (0.2, 0.5, 1):
+        fake_run(tmp_path, f"euclidean:eta={eta}")
+        fake_run(tmp_path, f"wasserstein:eta={eta},radius=2", better=-9)
+        fake_run(tmp_path, f"dual-norm:eta={eta}", better=9)
+        fake_run(tmp_path, f"uniform:eta={eta},radius=2", better=0.2)
+    fake_run(tmp_path, "euclidean-noise:eta=50")  # no clean error in common
+    fake_run(tmp_path, "none")
+    gather([tmp_path], tmp_path / "frontier.json", SILENT)
+    points = points_of(Frontier.at(tmp_path / "frontier.json").rows)
+    found = {standing.family: standing for standing in standings(points)}
+    assert list(found) == ["dual-norm", "uniform:radius=2", "wasserstein:radius=2"]  # the best one first
+    for family, gap in {"dual-norm": -9, "uniform:radius=2": -0.2, "wasserstein:radius=2": 9}.items():
+        assert found[family].found["elastic_1.5"].difference.mean == pytest.approx(gap, abs=0.5)
+    everything = {*FRONTIER}
+    assert found["dual-norm"].clear == found["wasserstein:radius=2"].clear == everything
+    assert not found["uniform:radius=2"].clear
+    assert "flips" in found["dual-norm"].found  # shown, though a single seed decides nothing there
+    text = page_text(Frontier.at(tmp_path / "frontier.json"), tmp_path / "frontier.json")
+    assert "## Every family against Euclidean" in text
+    assert re.search(r"\| dual norm \| \*\*-\d+\.\d ± \d\.\d\*\* \|", text)
+    assert standings([point for point in points if point.kind != "euclidean"]) == []
 
 
 def test_the_page_and_its_plots(gathered: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from wassersmooth.study import durable
 from wassersmooth.study.frontier.aims import aims
 from wassersmooth.study.frontier.comparison import Noise
+from wassersmooth.study.frontier.families import standings_table
 from wassersmooth.study.frontier.gathering import Frontier
 from wassersmooth.study.frontier.plots import family_plot, overview_plot, question_plot, variant_plot
 from wassersmooth.study.frontier.points import (
@@ -67,7 +68,7 @@ def page_text(frontier: Frontier, results: Path) -> str:
         *_useless(len(everything) - len(points)),
     ]
     parts += [f"![Clean error against each threat, a front for each way of training]({folder}/overview.png)"]
-    parts += ["## Questions", _reading(Noise.of(points))]
+    parts += [*standings_table(points), "## Questions", _reading(Noise.of(points))]
     for answer in answers(points):
         parts += [f"### {answer.question}", *_answered(answer, folder)]
     parts += ["## How far penalties got", AIMS, *_unseen(points), _aims(points, frontier.harness["dataset"])]
@@ -76,6 +77,7 @@ def page_text(frontier: Frontier, results: Path) -> str:
         parts += [f"![Clean error against {THREATS[threat]}, a line for each family]({folder}/{threat}.png)"]
     parts += ["## Every point", "Means over seeds, ± their standard deviation. **Bold**: no other point of the same table is"]
     parts[-1] += " better in both clean error and this column. Flips are label changes along a translation, mean of both axes."
+    parts[-1] += " Seconds are wall time; runs that shared the device, with runs of other processes too, do not compare in it."
     on_front = {threat: {id(p) for p in found} for threat, found in fronts(points).items()}
     for variant in sorted({point.variant for point in everything}, key=lambda v: v.order):
         mine = [point for point in everything if point.variant == variant]
