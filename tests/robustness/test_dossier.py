@@ -228,6 +228,29 @@ def test_progress():
     assert names[-1] == "done"
 
 
+def test_progress_goes_on_between_the_batches_of_a_measure():
+    model, images, labels = case(count=20)
+    calls = []
+    evaluate(model, images, labels, "quick", progress=lambda *call: calls.append(call))
+    expected = [call for call in calls if call[2] not in ("masking", "done")]
+    calls.clear()
+
+    class Small(nn.Module):
+        def forward(self, x):
+            if len(x) > 12:
+                raise torch.OutOfMemoryError
+            return model(x)
+
+    evaluate(Small().eval(), images, labels, "quick", progress=lambda *call: calls.append(call))
+    done, totals, names = zip(*calls, strict=True)
+    assert list(done) == sorted(done)
+    assert set(totals) == {expected[0][1]}
+    for number, total, name in expected:
+        assert calls.count((number, total, name)) == 1
+        assert [calls.count((number, total, f"{name}, {seen} of 20 images")) for seen in (8, 16)] == [1, 1]
+    assert names.count("masking") == names.count("done") == 1
+
+
 def test_batches_that_do_not_fit_are_halved():
     class Small(nn.Module):
         """Runs out of memory above seven images."""

@@ -55,6 +55,20 @@ def test_a_bar_moves_within_a_part() -> None:
     assert not out.getvalue()
 
 
+def test_a_note_changes_within_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    colored, out = screen(True)
+    with colored.bars():
+        task = colored.task("run", 2)
+        task.within(1, "attack, 128 of 200 images")
+    assert "attack, 128 of 200 images" in out.getvalue()
+    plain, out = screen(False)
+    task, times = plain.task("run", 7), itertools.count(time.monotonic(), 0.6 * PLAIN_SECONDS)
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    for seen in (128, 256, 384):
+        task.within(3, f"attack, {seen} images")
+    assert out.getvalue().splitlines() == ["run  3/7  attack, 384 images"]  # no more than one line in a while
+
+
 def test_a_terminal_has_bars() -> None:
     colored, out = screen(True)
     with colored.bars():

@@ -53,7 +53,8 @@ def evaluate(
             tables), ``"publication"`` (adds AutoAttack at 8/255 and 2/255, from the extra ``attacks``), ``"standard"`` (the
             paper's with margin-loss, L2 and Wasserstein attacks, noise, deformations), ``"frontier"`` (of these, one row
             for each threat) or ``"full"`` (the standard one with AutoAttack and common corruptions).
-        progress: called as ``progress(done, total, name)`` before each measure and once at the end.
+        progress: called as ``progress(done, total, name)`` before each measure and once at the end; between the batches of a
+            long one again, with the same counts and ``"name, 384 of 2000 images"``.
         generator: where the seed of everything random comes from; without one, the global random state, which is put back.
         autoattack_images: AutoAttack, which is slow, is run on at most that many.
         memory: rows found in it are not measured again, and new ones are put into it as they come. It must belong to this
@@ -133,14 +134,14 @@ class _Evaluation:
         table: dict[str, Tensor] = {}
         entries = []
         for done, row in enumerate(plan):
-            self.progress(done, total, row.name)
+            self._announce(done, total, row.name)
             table[row.name] = self._wrong(row)
             entries.append(_entry(row.name, table[row.name], row.description, row.epsilon, row.units, row.norm))
         translations: list[list[Flips]] = []
         for done, axis in enumerate(axes, len(plan)):
-            self.progress(done, total, f"flips_{axis}")
+            self._announce(done, total, f"flips_{axis}")
             translations.append(self._flips(axis))
-        self.progress(total - 1, total, "masking")
+        self._announce(total - 1, total, "masking")
         checks = MaskingChecks(self.measurement, table, self.limits)
         findings = findings + checks.run()
         self.progress(total, total, "done")
@@ -148,6 +149,11 @@ class _Evaluation:
         std = None if normalization is None else tuple(normalization.std.flatten().tolist())
         longest, shorter = (tuple(part) for part in ([f[-1] for f in translations], [g for f in translations for g in f[:-1]]))
         return Report(self.suite, self.seed, tuple(entries), probes, longest, findings, std, shorter)
+
+    def _announce(self, done: int, total: int, name: str) -> None:
+        """Also while it is measured, so that nobody takes a long measure for a stuck one."""
+        self.progress(done, total, name)
+        self.measurement.between_batches = lambda seen, images: self.progress(done, total, f"{name}, {seen} of {images} images")
 
     def _wrong(self, row: Row) -> Tensor:
         limit = min(row.images or len(self.measurement.images), self.limits.images or len(self.measurement.images))

@@ -27,10 +27,14 @@ class Measurement:
         model: in the state and mode it is to be measured in; whoever builds this restores it.
         images, labels: checked.
         seed: decides the order, and with a measure's name that measure's random numbers.
+
+    Attributes:
+        between_batches: called with the images that are done and those of the measure, before every batch but its first.
     """
 
     def __init__(self, model: nn.Module, images: Tensor, labels: Tensor, seed: int) -> None:
         self.model, self.seed = model, seed
+        self.between_batches: Callable[[int, int], None] = lambda done, total: None
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed)).to(images.device)
         self.images, self.labels = images.detach()[order], labels.detach()[order]
         kind = images.device.type if images.device.type in ELEMENTS else "cuda"
@@ -57,8 +61,13 @@ class Measurement:
             generator = torch.Generator(images.device).manual_seed(self.seed_of(name))
             self.seed_model(name)
             try:
-                batches = [slice(first, first + self.batch_size) for first in range(0, len(images), self.batch_size)]
-                return torch.cat([measure(images[batch], labels[batch], generator).cpu() for batch in batches])
+                found = []
+                for first in range(0, len(images), self.batch_size):
+                    if first:
+                        self.between_batches(first, len(images))
+                    batch = slice(first, first + self.batch_size)
+                    found.append(measure(images[batch], labels[batch], generator).cpu())
+                return torch.cat(found)
             except torch.OutOfMemoryError:
                 if self.batch_size == 1:
                     raise

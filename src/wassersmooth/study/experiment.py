@@ -178,11 +178,13 @@ def _measure_one(
     if _holds(path, asked):
         screen.line(f"{run.name}: measured before")
         return
-    task = screen.task(f"measuring {run.name}", 1)
+    task, latest = screen.task(f"measuring {run.name}", 1), -1
 
     def progress(done: int, total: int, name: str) -> None:
+        nonlocal latest
         task.total = total
-        task.update(done, name)
+        (task.update if done > latest else task.within)(done, name)
+        latest = done
 
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -89,10 +90,13 @@ class ScreenTask:
             self.screen.line(f"{self.name}  {done}/{self.total}  {note}")
             self.said = time.monotonic()
 
-    def within(self, done: float) -> None:
-        """Moves the bar between two parts; a long one would look stuck."""
+    def within(self, done: float, note: str | None = None) -> None:
+        """Moves the bar between two parts, or changes its note; a long one would look stuck."""
         if self.screen.progress is not None and self.bar is not None:
-            self.screen.progress.update(self.bar, completed=done)
+            fields = {} if note is None else {"note": note}
+            self.screen.progress.update(self.bar, completed=done, **fields)  # type: ignore[arg-type]
+        elif note is not None and time.monotonic() - self.said > PLAIN_SECONDS:
+            self.update(math.floor(done), note)
 
 
 def _aligned(
