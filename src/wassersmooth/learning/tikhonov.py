@@ -113,17 +113,14 @@ class Tikhonov(Objective):
         outputs = _thrice_differentiable(model, x)
         per_image = losses.evaluate(losses.BY_NAME[self.loss], outputs, labels)
         outputs = losses.widened(outputs)
-        root, classes = _root_of_second_derivative(self.loss, outputs), outputs.shape[1]
         if self.probes is None:
-            directions, share = torch.eye(classes, dtype=root.dtype, device=root.device).unsqueeze(1), 1
+            classes = outputs.shape[1]
+            directions, share = torch.eye(classes, dtype=outputs.dtype, device=outputs.device).unsqueeze(1), 1
         else:
-            drawn = 1 if engines.couples_images(model) else len(outputs)  # as in Fields
-            shape = torch.Size((self.probes, drawn, classes))
-            directions, share = random_signs(shape, outputs.detach(), generator), self.probes
+            directions, share = signs_of_outputs(model, outputs, self.probes, generator), self.probes
         regularizer = torch.zeros_like(per_image)
         for z in directions:
-            covector = (root @ z.expand_as(outputs).unsqueeze(-1)).squeeze(-1)
-            (g,) = torch.autograd.grad(outputs, x, covector, create_graph=True)
+            (g,) = torch.autograd.grad(outputs, x, root_of_curvature(self.loss, outputs, z), create_graph=True)
             regularizer = regularizer + cometric.quad(g) / share
         return per_image, regularizer
 
@@ -138,17 +135,25 @@ def _thrice_differentiable(model: nn.Module, x: Tensor) -> Tensor:
     return passes.again(x, written_out())
 
 
-def _root_of_second_derivative(loss: NamedLoss, outputs: Tensor) -> Tensor:
-    """R with R R' = l'' in the logits, differentiable and finite also where probabilities vanish. # shape: (B, k, k)
+def signs_of_outputs(model: nn.Module, outputs: Tensor, probes: int, generator: torch.Generator | None) -> Tensor:
+    """Random signs for each probe, shared by images that see each other, as in Fields. # shape: (probes, 1 or B, k)"""
+    drawn = 1 if engines.couples_images(model) else len(outputs)
+    return random_signs(torch.Size((probes, drawn, outputs.shape[1])), outputs.detach(), generator)
+
+
+def root_of_curvature(loss: NamedLoss, outputs: Tensor, z: Tensor) -> Tensor:
+    """R z for the root R of l'' = R R' in the logits, differentiable and finite also where probabilities vanish.
 
     Softmax: l'' = diag(p) - p p' and R = diag(sqrt p) - p sqrt(p)'. Sigmoids: l'' = diag(p (1 - p)) / k. Square: 2 I / k.
+    Each R z is itself a gradient in the logits, that of 2 sum_c z_c sqrt p_c for softmax: its derivative is symmetric.
+    # shape: outputs (B, k), z (1 or B, k) -> (B, k)
     """
     if loss == "cross_entropy":
-        log_p = outputs - losses.log_sum_exp(outputs).unsqueeze(1)
-        root_p = (log_p / 2).exp()
-        return torch.diag_embed(root_p) - log_p.exp().unsqueeze(2) * root_p.unsqueeze(1)
+        log_p = outputs - losses.log_sum_exp(outputs, keepdim=True)
+        rooted = (log_p / 2).exp() * z
+        return rooted - log_p.exp() * rooted.sum(1, keepdim=True)
     classes = outputs.shape[1]
     if loss == "binary_cross_entropy":
         half_log = -(F.softplus(outputs) + F.softplus(-outputs)) / 2
-        return torch.diag_embed(half_log.exp() / math.sqrt(classes))
-    return torch.diag_embed(torch.full_like(outputs, math.sqrt(2 / classes)))
+        return half_log.exp() * z / math.sqrt(classes)
+    return (math.sqrt(2 / classes) * z).expand_as(outputs)
