@@ -10,7 +10,7 @@ from torch import nn
 from tests.compare import assert_matches
 from tests.learning.central import along, differences, flat, gradient_penalty
 from tests.learning.steps import assert_same_step, convolutions, gradients, ordinary, products, step_function, traced
-from tests.learning.zoo import CLASSES, ZOO, batch, make, smooth_net
+from tests.learning.zoo import CLASSES, ZOO, Masked, batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
 from wassersmooth.learning import fast
 from wassersmooth.learning.dual_norm import DualNorm
@@ -59,18 +59,6 @@ def test_a_step_takes_six_sweeps():
     model = convolutions(layers)
     assert products(step_function(Plain(), model, images, labels)) == (layers, layers - 1, layers)
     assert products(step_function(PENALTY, model, images, labels)) == (2 * layers, 2 * layers - 1, 2 * layers)
-
-
-class Masked(nn.Module):
-    """Draws its own mask, as dropout does, by an operator that is the same traced and untraced."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(64, 16), nn.Linear(16, CLASSES)
-
-    def forward(self, x):
-        hidden = F.softplus(self.first(x.flatten(1)))
-        return self.last(hidden * (torch.rand_like(hidden) > 0.5))
 
 
 def test_random_draws_are_shared_by_all_passes_and_new_in_every_step(device):
@@ -283,6 +271,9 @@ def test_equal_steps_are_differentiated_and_compiled_once(device, monkeypatch):
         (GradientPenalty(METRIC, 0.1), partly),
         (Tikhonov(METRIC, 0.1, probes=1), model),
         (Tikhonov(METRIC, 0.1, probes=2), model),
+        (Tikhonov(METRIC, 0.1, laplacian=None, probes=1), model),
+        (Tikhonov(METRIC, 0.1, laplacian=None, probes=2), model),
+        (Tikhonov(METRIC, 0.1, "square", laplacian=None), model),
         (Plain(), model),
     ]
     assert [compilations(objective, net) for objective, net in others] == [1] * len(others)
@@ -330,7 +321,10 @@ def test_autocast_is_settled_by_the_first_call(device):
 @needs_cuda
 @pytest.mark.parametrize(
     "objective",
-    [Plain(), PENALTY, NoisyInputs(METRIC, 0.1), AdversarialTraining(PGD(0.1, 0.05, 3)), Tikhonov(METRIC, 0.1)],
+    [
+        *(Plain(), PENALTY, NoisyInputs(METRIC, 0.1), AdversarialTraining(PGD(0.1, 0.05, 3))),
+        *(Tikhonov(METRIC, 0.1), Tikhonov(METRIC, 0.1, laplacian=None)),
+    ],
     ids=repr,
 )
 def test_replayed_steps_train_like_the_ordinary_ones(objective):
@@ -351,7 +345,9 @@ def test_replayed_steps_train_like_the_ordinary_ones(objective):
 
 
 @needs_cuda
-@pytest.mark.parametrize("objective", [NoisyInputs(METRIC, 0.5), Tikhonov(METRIC, 0.5)], ids=repr)
+@pytest.mark.parametrize(
+    "objective", [NoisyInputs(METRIC, 0.5), Tikhonov(METRIC, 0.5), Tikhonov(METRIC, 0.5, laplacian=None)], ids=repr
+)
 def test_replays_draw_anew(objective):
     model, (images, labels) = smooth_net("cuda"), batch(device="cuda")
     generator = torch.Generator("cuda").manual_seed(0)

@@ -18,6 +18,7 @@ OBJECTIVES = {
     "binary": ws.Plain("binary_cross_entropy"),
     "gradient": PENALTY,
     "tikhonov": ws.Tikhonov(METRIC, 0.3),
+    "curvature": ws.Tikhonov(METRIC, 0.3, laplacian=None),
     "noisy": ws.NoisyInputs(METRIC, 0.1),
     "adversarial": ws.AdversarialTraining(ws.attacks.FGSM(0.1)),
     "both": ws.AdversarialTraining(ws.attacks.FGSM(0.1), penalty=PENALTY),

@@ -56,10 +56,10 @@ def test_a_step_takes_thirteen_sweeps():
     ("objective", "received"),
     [
         (Tikhonov(METRIC, 0.1, laplacian="beltrami"), "laplacian='beltrami', probes=1"),
-        (Tikhonov(METRIC, 0.1, laplacian=None), "laplacian=None, probes=1"),
+        (Tikhonov(METRIC, 0.1, laplacian=None, probes=None), "laplacian=None, probes=None"),
         (Tikhonov(METRIC, 0.1, probes=None), "laplacian='additive', probes=None"),
     ],
 )
 def test_what_has_no_fast_way_is_refused(objective, received):
-    with pytest.raises(ValueError, match=f"additive' and a number of probes; got {received}; call the objective"):
+    with pytest.raises(ValueError, match=f"additive' or None and a number of probes; got {received}; call the objective"):
         FastGradients(objective, make("batch_norm_train"))

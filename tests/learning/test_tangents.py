@@ -101,7 +101,7 @@ def test_rules_are_those_of_torch(target, together):
         zero = torch.zeros((), dtype=torch.float64)
         inputs = [v for v in values if isinstance(v, torch.Tensor)]
         tangents = Tangents(module.graph, [*inputs, zero, *directions.values()])
-        tangents.push(source, torch.ones_like(zero))
+        tangents.push({source: torch.ones_like(zero)})
 
         def function(t, values=values, directions=directions):
             return target(*(v + t * directions[i] if i in directions else v for i, v in enumerate(values)), **keywords)
@@ -128,13 +128,33 @@ def test_getitem_and_operators_without_a_rule():
     graph.output((variance, bent, order, drawn))
     tangents = Tangents(fx.GraphModule(torch.nn.Module(), graph).graph, [x])
     direction = torch.randn_like(x)
-    tangents.push(tangents.graph.find_nodes(op="placeholder")[0], direction)
+    tangents.push({tangents.graph.find_nodes(op="placeholder")[0]: direction})
     nodes = tangents.graph.output_node().args[0]
     functions = [lambda x: x.var(1), lambda x: torch.atan2(x, x.cumsum(1))]
     for node, function in zip(nodes[:2], functions, strict=True):
         assert_matches(tangents.slopes[node], torch.func.jvp(function, (x,), (direction,))[1], 1e-12)
     assert nodes[2] not in tangents.slopes
     assert nodes[3] not in tangents.slopes
+
+
+def test_several_inputs_move_at_once_and_one_is_changed():
+    """What does not depend on the input that is changed stays, random draws too."""
+    graph = fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    drawn = graph.call_function(aten.rand_like.default, (a,))
+    kept = graph.call_function(aten.exp.default, (a,))
+    product = graph.call_function(aten.mul.Tensor, (graph.call_function(aten.mul.Tensor, (kept, b)), drawn))
+    graph.output((product, drawn, kept))
+    x, y, z, x_slope, y_slope = (positive(3) for _ in range(5))
+    first = Tangents(fx.GraphModule(torch.nn.Module(), graph).graph, [x, y])
+    for tangents, value in ((first, y), (first.changed(b, z), z)):
+        assert tangents.values[drawn] is first.values[drawn]
+        assert tangents.values[kept] is first.values[kept]
+        assert_matches(tangents.values[product], x.exp() * value * first.values[drawn], 1e-12)
+        tangents.push({a: x_slope, b: y_slope})
+        assert_matches(tangents.slope(product), x.exp() * (x_slope * value + y_slope) * first.values[drawn], 1e-12)
+        assert tangents.slope(drawn).equal(torch.zeros_like(x))
+    assert first.values[b] is y
 
 
 def _several(value):

@@ -75,6 +75,18 @@ class Residual(nn.Module):
         return self.last(x.square().mean((2, 3)))
 
 
+class Masked(nn.Module):
+    """Draws its own mask, as dropout does, by an operator that is the same traced and untraced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.softplus(self.first(x.flatten(1)))
+        return self.last(hidden * (torch.rand_like(hidden) > 0.5))
+
+
 # name -> (maker, whether the model is put in training mode)
 ZOO: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "batch_norm_train": (lambda: _conv(nn.BatchNorm2d(4), nn.Softplus()), True),

@@ -180,7 +180,11 @@ def fast_and_eager(tmp_path: Path, regularizer: str) -> tuple[EagerStep, FastSte
 
 
 @pytest.mark.parametrize(
-    "regularizer", ["none", "wasserstein:eta=0.3,radius=2", "uniform:eta=0.3,radius=2", "wasserstein-noise:eta=0.1,radius=2"]
+    "regularizer",
+    [
+        *("none", "wasserstein:eta=0.3,radius=2", "uniform:eta=0.3,radius=2"),
+        *("wasserstein-noise:eta=0.1,radius=2", "tikhonov-curvature:eta=0.3,radius=2"),
+    ],
 )
 def test_the_fast_step_is_the_eager_step(tmp_path: Path, regularizer: str) -> None:
     eager, fast, images, labels = fast_and_eager(tmp_path, regularizer)

@@ -21,6 +21,7 @@ from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalt
 from wassersmooth.learning.terms import Objective, Terms
 from wassersmooth.learning.tracing import compiled
 from wassersmooth.learning.tracing.convolutions import replace_convolutions
+from wassersmooth.learning.tracing.curvature_step import curvature_step, curvature_step_graph
 from wassersmooth.learning.tracing.frozen import FrozenModel
 from wassersmooth.learning.tracing.memory_plan import keep_chosen_values
 from wassersmooth.learning.tracing.penalty_operator import meaning, squares_and_directions
@@ -32,6 +33,8 @@ from wassersmooth.learning.tracing.traceable import (
     directions_of,
     inputs_of,
     loss_of,
+    metric_of,
+    penalizes_curvature,
     penalty_of,
     refuse_untraceable,
     strength_of,
@@ -61,7 +64,7 @@ class FastGradients:
 
     Arguments:
         objective: Plain, NoisyInputs, AdversarialTraining, GradientPenalty of the loss with an exact engine, or Tikhonov with
-            probes and the additive Laplacian. It is read once; only an eta that is a tensor may change later.
+            probes and the additive Laplacian or none. It is read once; only an eta that is a tensor may change later.
         model: any module that can be traced: no decisions by the values of tensors.
         compile: whether torch.compile fuses the operators.
         cuda_graph: whether kernels are captured in a CUDA graph; without effect on the CPU.
@@ -108,22 +111,23 @@ class FastGradients:
         self.modules, self.buffers = list(model.modules()), list(model.buffers())
         eta, state = strength_of(objective, images), [[t.detach() for t in ts] for ts in (model.parameters(), self.buffers)]
         with _told_what_fails():
-            plain = plain_step(model, losses.resolve(loss_of(objective)), images, labels)
+            plain = _plain_step_of(objective, model, images, labels)
+            outputs: torch.Size = plain.outputs.meta["val"].shape
             with torch.autocast(device.type, enabled=False), torch.no_grad():  # its casts are in the graph already
-                probes = directions_of(objective, images, torch.Generator(device).manual_seed(0))
-                if len(probes) > 1 and plain.is_random:
+                probes = directions_of(objective, model, images, outputs, torch.Generator(device).manual_seed(0))
+                if len(probes) > 1 and plain.is_random and not penalizes_curvature(objective):  # which draws once
                     raise RuntimeError("it draws random numbers, which several probes would have to share: probes=1 works")
                 function = self._function(plain, images, labels, eta, state, probes)
         self.trained = [parameter for name, parameter in model.named_parameters() if name in plain.gradients]
         self.untrained = [parameter for name, parameter in model.named_parameters() if name not in plain.gradients]
-        self.outputs, asked = plain.outputs, FrozenModel(model)
+        self.outputs, asked = outputs, FrozenModel(model)
         if self.compile and isinstance(objective, AdversarialTraining):
             asked = torch.compile(asked, dynamic=False)  # type: ignore[assignment]
-        strides, metric, attacking = images.stride(), getattr(penalty_of(objective), "measure", None), _autocast_as_now(device)
+        strides, metric, attacking = images.stride(), metric_of(objective), _autocast_as_now(device)
 
         def at(inputs: Tensor, labels: Tensor, generator: torch.Generator | None) -> Any:
             inputs = _laid_out(inputs, strides)
-            further = [probes] if (probes := directions_of(objective, inputs, generator)) else []
+            further = [probes] if (probes := directions_of(objective, model, inputs, outputs, generator)) else []
             with meaning(metric):
                 return function(inputs, labels, eta, *state, *further)
 
@@ -144,9 +148,11 @@ class FastGradients:
         self, plain: PlainStep, images: Tensor, labels: Tensor, eta: Tensor, state: list[list[Tensor]], probes: list[Any]
     ) -> Callable[..., Any]:
         """(images, labels, eta, parameters, buffers, probes if any) -> (loss, penalty, gradients, buffers after)."""
-        penalty = penalty_of(self.objective)
+        objective, penalty = self.objective, penalty_of(self.objective)
 
         def graph() -> fx.GraphModule:
+            if penalizes_curvature(objective):
+                return curvature_step_graph(plain, objective.loss, images, labels, eta, state, probes)
             if probes:
                 return second_step_graph(plain, images, labels, eta, state, probes)
             return step_graph(plain, penalty, images, labels, eta, state)
@@ -154,7 +160,8 @@ class FastGradients:
         if not self.compile:
             return graph()
         gradients = [node.name for node in plain.gradients.values()]
-        form = (gradients, None if penalty is None else penalty.power, len(probes), eta.dtype)
+        kind = penalizes_curvature(objective), None if penalty is None else penalty.power
+        form = (gradients, *kind, len(probes), eta.dtype)
         return compiled.shared(plain.graph, form, lambda: _compiled(graph(), images.is_cuda))
 
     def _ordinary(self, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Terms:
@@ -212,6 +219,12 @@ class FastGradients:
         return batch, modules, tensors, autocast, None if generator is None else id(generator)
 
 
+def _plain_step_of(objective: Objective, model: nn.Module, images: Tensor, labels: Tensor) -> PlainStep:
+    if penalizes_curvature(objective):
+        return curvature_step(model, objective.loss, images, labels)
+    return plain_step(model, losses.resolve(loss_of(objective)), images, labels)
+
+
 @contextmanager
 def _told_what_fails() -> Iterator[None]:
     try:
@@ -254,7 +267,7 @@ def step_graph(
             squares, directions = squares_and_directions(images, g)
             factor = eta.to(images.dtype) ** penalty.power
             added = factor * squares.mean()
-            tangents.push(plain.images, 2 * factor * directions)
+            tangents.push({plain.images: 2 * factor * directions})
         gradients = [tangents.value_plus_slope(node) for node in plain.gradients.values()]
         return loss, added, apart(gradients), [tangents.values[node] for node in plain.buffers]
 

@@ -59,10 +59,10 @@ def resolve(loss: NamedLoss | Loss) -> Loss:
     return loss
 
 
-def evaluate(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
-    """The loss of each image. # shape: outputs (B, ...) -> (B,)"""
+def evaluate(loss: Callable[..., Tensor], outputs: Tensor, labels: Tensor, *further: Tensor) -> Tensor:
+    """The loss of each image, of outputs, labels and whatever else it takes. # shape: outputs (B, ...) -> (B,)"""
     _checks.outputs(outputs, len(labels))
-    losses = loss(outputs, labels)
+    losses = loss(outputs, labels, *further)
     _checks.per_image_losses(losses, len(outputs))
     return losses
 

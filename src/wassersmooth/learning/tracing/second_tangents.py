@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from wassersmooth.learning.tracing.tangent_rules import separate_products, sum_of
@@ -42,11 +41,11 @@ def second_step_graph(
     ) -> tuple[Any, ...]:
         pushed = [Tangents(inner.graph, [images, labels, *parameters, *buffers, w]) for _, w in pairs]
         for tangents, (u, _) in zip(pushed, pairs, strict=True):
-            tangents.push(inner.graph.find_nodes(op="placeholder")[0], u)
+            tangents.push({inner.graph.find_nodes(op="placeholder")[0]: u})
         values, factor = pushed[0].values, eta.to(images.dtype) ** 2 / (2 * len(pairs))
-        penalty = factor * sum_of([_slope(tangents, slope_of_losses).mean() for tangents in pushed])
+        penalty = factor * sum_of([tangents.slope(slope_of_losses).mean() for tangents in pushed])
         both = [
-            values[gradient] + factor * sum_of([_slope(tangents, slope) for tangents in pushed])
+            values[gradient] + factor * sum_of([tangents.slope(slope) for tangents in pushed])
             for gradient, slope in zip(gradients, slopes, strict=True)
         ]
         return values[losses].mean(), penalty, apart(both), [values[node] for node in buffers_after]
@@ -63,19 +62,13 @@ def _first_derivatives(
         images: Tensor, labels: Tensor, parameters: list[Tensor], buffers: list[Tensor], direction: Tensor
     ) -> tuple[Any, ...]:
         tangents = Tangents(plain.graph.graph, [images, labels, *parameters, *buffers])
-        tangents.push(plain.images, direction)
+        tangents.push({plain.images: direction})
         gradients = list(plain.gradients.values())
-        slopes = [_slope(tangents, node) for node in gradients]
+        slopes = [tangents.slope(node) for node in gradients]
         values = [tangents.values[node] for node in gradients]
-        losses = tangents.values[plain.losses], _slope(tangents, plain.losses)
+        losses = tangents.values[plain.losses], tangents.slope(plain.losses)
         return *losses, values, slopes, [tangents.values[node] for node in plain.buffers]
 
     graph = elementary(step, (images, labels, *state, direction))
     separate_products(graph)
     return graph
-
-
-def _slope(tangents: Tangents, node: fx.Node) -> Tensor:
-    """Of what does not depend on the direction, zero."""
-    slope: Tensor = tangents.slopes[node] if node in tangents.slopes else torch.zeros_like(tangents.values[node])
-    return slope

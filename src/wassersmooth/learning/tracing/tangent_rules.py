@@ -76,7 +76,7 @@ def separate_products(graph: fx.GraphModule) -> None:
                 shaped = graph.graph.call_function(aten.view.default, (bias, [-1, *[1] * (dims - 2)]))
                 with graph.graph.inserting_after(shaped):
                     added = graph.graph.call_function(aten.add.Tensor, (node, shaped))
-                node.replace_all_uses_with(added, lambda user, added=added: user is not added)
+                node.replace_all_uses_with(added, lambda user, added=added: user is not added, propagate_meta=True)
             elif node.target is aten.convolution_backward.default:
                 d, a, weight, _, *settings, _ = node.args
                 for user in list(node.users):

@@ -1,4 +1,4 @@
-"""The derivative of a graph of elementary operators along a direction of one of its inputs.
+"""The derivative of a graph of elementary operators along a direction of its inputs.
 
 Beside the gradient of the loss in the parameters, a penalized step needs the derivative of that gradient along
 ``v = L(x) g``, where g is the gradient in the image, found on the way. Both come from one graph, and share its values:
@@ -14,6 +14,7 @@ so that the whole can be traced once more and compiled (:mod:`wassersmooth.learn
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -41,11 +42,21 @@ class Tangents:
             if node.op == "get_attr":
                 self.values[node] = getattr(graph.owning_module, node.target)
             elif node.op == "call_function":
-                self.values[node] = node.target(*self._values(node.args), **self._values(node.kwargs))
+                self._evaluate(node)
 
-    def push(self, source: fx.Node, direction: Tensor) -> None:
-        """Finds the derivative of every node that depends on the source."""
-        self.slopes = {source: direction}
+    def changed(self, source: fx.Node, value: Tensor) -> Tangents:
+        """With another value of one input. What does not depend on it is shared, random draws among it."""
+        other, reached = copy.copy(self), {source}
+        other.values, other.slopes = {**self.values, source: value}, {}
+        for node in self.graph.nodes:
+            if node.op == "call_function" and not reached.isdisjoint(node.all_input_nodes):
+                other._evaluate(node)
+                reached.add(node)
+        return other
+
+    def push(self, directions: dict[fx.Node, Tensor]) -> None:
+        """Finds the derivative of every node that depends on one of these inputs, as all of them move at once."""
+        self.slopes = dict(directions)
         for node in self.graph.nodes:
             depends = node.op == "call_function" and any(n in self.slopes for n in node.all_input_nodes)
             if depends and not _is_constant(node, self.values[node]):
@@ -70,6 +81,14 @@ class Tangents:
         else:
             total = self.values[node] + self.slopes[node]
         return total
+
+    def slope(self, node: fx.Node) -> Tensor:
+        """Of what does not depend on the direction, zero."""
+        slope: Tensor = self.slopes[node] if node in self.slopes else torch.zeros_like(self.values[node])
+        return slope
+
+    def _evaluate(self, node: fx.Node) -> None:
+        self.values[node] = node.target(*self._values(node.args), **self._values(node.kwargs))  # type: ignore[operator]
 
     def _slope(self, node: fx.Node) -> Any:
         target: Any = node.target

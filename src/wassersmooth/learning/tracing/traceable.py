@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from wassersmooth import _checks
 from wassersmooth.geometry.randomness import random_signs
 from wassersmooth.learning import engines
-from wassersmooth.learning.dual_norm import evaluated
+from wassersmooth.learning.dual_norm import PenaltyMetric, evaluated
 from wassersmooth.learning.engines import FiniteDifference
 from wassersmooth.learning.losses import Loss, NamedLoss
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.parallel import is_compiled, refuse_spread_batches, unwrapped
 from wassersmooth.learning.terms import Objective
-from wassersmooth.learning.tikhonov import Tikhonov
+from wassersmooth.learning.tikhonov import Tikhonov, signs_of_outputs
 
 
 def refuse_untraceable(objective: Objective, model: nn.Module) -> None:
@@ -38,9 +38,9 @@ def refuse_untraceable(objective: Objective, model: nn.Module) -> None:
             "fast gradients are for an eta that is not learned; got one that requires grad; call the objective, or hand over "
             "eta.detach()"
         )
-    if isinstance(objective, Tikhonov) and (objective.laplacian != "additive" or objective.probes is None):
+    if isinstance(objective, Tikhonov) and (objective.laplacian == "beltrami" or objective.probes is None):
         raise ValueError(
-            "fast gradients of Tikhonov are for laplacian='additive' and a number of probes; "
+            "fast gradients of Tikhonov are for laplacian='additive' or None and a number of probes; "
             f"got laplacian={objective.laplacian!r}, probes={objective.probes}; call the objective"
         )
     refuse_spread_batches(model)
@@ -69,6 +69,17 @@ def strength_of(objective: Objective, images: Tensor) -> Tensor:
     penalty = objective if isinstance(objective, Tikhonov) else penalty_of(objective)
     eta = 0.0 if penalty is None else penalty.eta
     return eta.detach() if isinstance(eta, Tensor) else torch.tensor(eta, dtype=images.dtype, device=images.device)
+
+
+def metric_of(objective: Objective) -> PenaltyMetric | None:
+    """What the gradients of the penalty are measured by."""
+    penalty = penalty_of(objective)
+    return objective.metric if isinstance(objective, Tikhonov) else None if penalty is None else penalty.measure
+
+
+def penalizes_curvature(objective: Objective) -> TypeGuard[Tikhonov]:
+    """Tikhonov without its Laplacian term."""
+    return isinstance(objective, Tikhonov) and objective.laplacian is None
 
 
 def inputs_of(
@@ -102,10 +113,18 @@ def check_values(objective: Objective, images: Tensor, labels: Tensor, outputs: 
         _checks.labels_for_outputs(labels, torch.empty(outputs, device="meta"))
 
 
-def directions_of(objective: Objective, images: Tensor, generator: torch.Generator | None) -> list[tuple[Tensor, Tensor]]:
-    """Where Tikhonov asks for second derivatives: L(x) z and z for each probe z, as calculus.laplacian draws them."""
+def directions_of(
+    objective: Objective, model: nn.Module, images: Tensor, outputs: torch.Size, generator: torch.Generator | None
+) -> list[Any]:
+    """Where Tikhonov asks for derivatives, one for each probe z, drawn as in the ordinary way.
+
+    L(x) z and z in the images, as calculus.laplacian draws them; without the Laplacian term, z in outputs of this shape.
+    """
     if not isinstance(objective, Tikhonov):
         return []
+    probes = objective.probes or 0
+    if penalizes_curvature(objective):
+        return list(signs_of_outputs(model, images.new_empty(outputs), probes, generator))
     cometric = evaluated(objective.metric, images)
-    signs = [random_signs(images.shape, images, generator) for _ in range(objective.probes or 0)]
+    signs = [random_signs(images.shape, images, generator) for _ in range(probes)]
     return [(cometric.mv(z), z) for z in signs]

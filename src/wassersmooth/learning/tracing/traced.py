@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from wassersmooth.learning import losses
-from wassersmooth.learning.losses import Loss
 from wassersmooth.learning.substitution import attention_written_out
 from wassersmooth.learning.tracing.tangent_rules import separate_products
 from wassersmooth.model_state import places, untouched
@@ -48,15 +47,15 @@ def elementary(function: Callable[..., Any], examples: Sequence[Any]) -> fx.Grap
 
 @dataclass(frozen=True)
 class PlainStep:
-    """(images, labels, parameters, buffers) -> the nodes named here, of the graph. Gradients are those of the mean loss."""
+    """(images, labels, parameters, buffers, further) -> the nodes named here, of the graph. Gradients are of the mean loss."""
 
     graph: fx.GraphModule
     images: fx.Node
+    outputs: fx.Node  # what the model returns
     losses: fx.Node
     gradient: fx.Node  # in the images
     gradients: dict[str, fx.Node]  # in the trained parameters that the loss depends on
     buffers: list[fx.Node]  # after one forward pass
-    outputs: torch.Size  # the shape of what the model returns
 
     @property
     def is_random(self) -> bool:
@@ -64,15 +63,21 @@ class PlainStep:
         return any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in self.graph.graph.nodes)
 
 
-def plain_step(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> PlainStep:
-    """Traces forward and backward pass of a batch of this shape, in the model's present mode."""
+def plain_step(
+    model: nn.Module, loss: Callable[..., Tensor], images: Tensor, labels: Tensor, further: Sequence[Tensor] = ()
+) -> PlainStep:
+    """Traces forward and backward pass of a batch of this shape, in the model's present mode.
+
+    Arguments:
+        further: what the loss takes beside outputs and labels.
+    """
     names = [name for name, _ in model.named_parameters()]
     buffer_names = [name for name, _ in model.named_buffers()]
     held, trained = places(model), [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
-    shapes: list[torch.Size] = []
-
-    def step(images: Tensor, labels: Tensor, parameters: list[Tensor], buffers: list[Tensor]) -> tuple[Any, ...]:
+    def step(
+        images: Tensor, labels: Tensor, parameters: list[Tensor], buffers: list[Tensor], further: Sequence[Tensor]
+    ) -> tuple[Any, ...]:
         state = dict(zip(names, parameters, strict=True))
 
         def mean_loss(x: Tensor, weights: dict[str, Tensor]) -> tuple[Tensor, Any]:
@@ -82,23 +87,22 @@ def plain_step(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> 
             with attention_written_out():
                 outputs = torch.func.functional_call(model, everywhere, (x,), tie_weights=False)
             _refuse_replaced(everywhere, {place: everything[name] for place, name in held.items()})
-            per_image = losses.evaluate(loss, outputs, labels)
-            shapes.append(outputs.shape)
-            return per_image.mean(), (per_image, moved)
+            per_image = losses.evaluate(loss, outputs, labels, *further)
+            return per_image.mean(), (outputs, per_image, moved)
 
         weights = {name: state[name] for name in trained}
-        (g, gradients), (per_image, moved) = torch.func.grad(mean_loss, (0, 1), has_aux=True)(images, weights)
-        return per_image, g, list(gradients.values()), moved
+        (g, gradients), (outputs, per_image, moved) = torch.func.grad(mean_loss, (0, 1), has_aux=True)(images, weights)
+        return outputs, per_image, g, list(gradients.values()), moved
 
     parameters, buffers = ([tensor.detach() for tensor in tensors] for tensors in (model.parameters(), model.buffers()))
-    graph = elementary(step, (images, labels, parameters, buffers))
+    graph = elementary(step, (images, labels, parameters, buffers, further))
     separate_products(graph)
-    outputs: Any = graph.graph.output_node().args[0]
-    per_image, g, *rest = outputs
+    nodes: Any = graph.graph.output_node().args[0]
+    outputs, per_image, g, *rest = nodes
     gradients = dict(zip(trained, rest, strict=False))
-    reached = {name: gradients[name] for name in _reached(model, loss, images, labels)}  # torch gives zeros to the others
+    reached = {name: gradients[name] for name in _reached(model, loss, images, labels, further)}  # others are 0
     placeholder = graph.graph.find_nodes(op="placeholder")[0]
-    return PlainStep(graph, placeholder, per_image, g, reached, rest[len(trained) :], shapes[-1])
+    return PlainStep(graph, placeholder, outputs, per_image, g, reached, rest[len(trained) :])
 
 
 def apart(tensors: list[Tensor]) -> list[Tensor]:
@@ -116,11 +120,13 @@ def _refuse_replaced(found: dict[str, Tensor], given: dict[str, Tensor]) -> None
         raise RuntimeError("it replaces its buffers, where it should change them in place")
 
 
-def _reached(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> list[str]:
+def _reached(
+    model: nn.Module, loss: Callable[..., Tensor], images: Tensor, labels: Tensor, further: Sequence[Tensor]
+) -> list[str]:
     """The trained parameters that the loss depends on, as autograd sees it."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with untouched(model, images.device, frozen=False), torch.enable_grad():
-        value = losses.evaluate(loss, model(images), labels).mean()
+        value = losses.evaluate(loss, model(images), labels, *further).mean()
         if not (trained and value.requires_grad):
             return []
         found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
