@@ -104,7 +104,7 @@ def test_scripted_models_are_not_looked_into(device):
     assert diagnosis.engine == "double_backward"
     diagnosis = doctor(part, images, labels, repeats=1)
     assert "scripted parts cannot be looked into" in text(diagnosis, "operators")
-    assert diagnosis.engine == "double_backward"
+    assert diagnosis.engine in ("double_backward", "forward_mode")  # both work; which one is faster, the clock decides
     assert diagnosis.gaps["finite_difference"] < 1e-4
 
 

@@ -19,6 +19,7 @@ from study.fake_runs import write_config, write_metrics, write_provenance
 from wassersmooth.cli import main
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.robustness.suites import FRONTIER
+from wassersmooth.study import kinds
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier import comparison, gathering, plots, questions
 from wassersmooth.study.frontier.aims import Aim, aims
@@ -132,7 +133,7 @@ def test_a_run_becomes_a_row(tmp_path: Path) -> None:
 
 def test_every_row_of_the_suite_is_a_threat_of_the_page() -> None:
     assert set(FRONTIER) <= set(THREATS)
-    assert set(KINDS) == set(questions.TITLES)
+    assert set(KINDS) == set(kinds.TITLES) == set(kinds.COLORS)
     assert sorted(KINDS) == sorted(kind for kinds in plots.WAYS.values() for kind in kinds)
 
 

@@ -204,7 +204,7 @@ def test_titles_are_written_as_people_write_them(tmp_path: Path) -> None:
         config = json.loads(path.read_text())
         path.write_text(json.dumps(config | {"regularizer": kinds[config["regularizer"]]}))
     titles = {group.title for group in read_study(folder).groups}
-    assert titles == {"PGD-7", "Wasserstein + L2 adversarial", "Dual norm"}
+    assert titles == {"PGD-7 training", "Wasserstein + L2 one-step training", "Dual norm"}
 
 
 def test_runs_that_were_measured_on_other_images_are_named(tmp_path: Path) -> None:

@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wassersmooth.study import figures
 from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, front, measured_threats
-from wassersmooth.study.frontier.questions import TITLES, Answer, Curve, title_of
+from wassersmooth.study.frontier.questions import Answer, Curve, title_of
+from wassersmooth.study.kinds import COLORS, COMBINATION, TITLES, color_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = {
-    "none": "#000000",
-    "euclidean": "#1f77b4",
-    "wasserstein": "#d62728",
-    "uniform": "#ff7f0e",
-    "dual-norm": "#17becf",
-    "euclidean-length": "#7fb3e6",
-    "wasserstein-length": "#8b0000",
-    "dual-length": "#0b6e7a",
-    "tikhonov": "#9467bd",
-    "tikhonov-curvature": "#5b2a86",
-    "tikhonov-euclidean": "#c5b0d5",
-    "euclidean-noise": "#8c8c8c",
-    "wasserstein-noise": "#c49c94",
-    "adversarial": "#2ca02c",
-    "l2-adversarial": "#98df8a",
-    "pgd7": "#006400",
-    "wasserstein-adversarial": "#bcbd22",
-}
-COMBINATION = "#e377c2"  # a penalty under an attack
 # Ways of training, and the kinds of each; a kind that is in none of them is a combination.
 WAYS = {
     "none": ("none",),
@@ -90,16 +72,15 @@ def _spots(points: Sequence[Point], threat: str) -> list[tuple[float, float]]:
 
 
 def family_plot(points: Sequence[Point], threat: str) -> bytes:
-    """One line for each family; the color is its kind, the marker its radius and mass."""
+    """One line for each family; the color is its kind, the marker tells those of one color apart."""
     figure = figures.sheet((9.0, 5.6), PURPOSE)
     axes = figure.add_subplot()
-    families = list(dict.fromkeys(point.family for point in points))
-    kinds: dict[str, int] = {}
-    for family in sorted(families, key=_place):
-        kind = family.partition(":")[0]
-        style = kinds[kind] = kinds.get(kind, -1) + 1
-        members = [point for point in points if point.family == family]
-        _line(axes, members, threat, title_of(family), COLORS.get(kind, COMBINATION), style)
+    families = sorted(dict.fromkeys(point.family for point in points), key=_place)
+    drawn = Counter[str]()
+    for family in families:
+        color = color_of(family.partition(":")[0])
+        _line(axes, [p for p in points if p.family == family], threat, title_of(family), color, drawn[color])
+        drawn[color] += 1
     _label(axes, threat)
     axes.set_ylabel(_unit(threat))
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7.5, frameon=False)

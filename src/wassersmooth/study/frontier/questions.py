@@ -9,29 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from wassersmooth.study import kinds
 from wassersmooth.study.frontier.comparison import Difference, Noise, all_clear, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier.points import THREATS, Point, Variant, base_variant, measured_threats
 from wassersmooth.study.tables import counted, listed
-
-TITLES = {
-    "none": "none",
-    "euclidean": "Euclidean",
-    "wasserstein": "Wasserstein",
-    "uniform": "image-independent",
-    "dual-norm": "dual norm",
-    "euclidean-length": "Euclidean length",
-    "wasserstein-length": "Wasserstein length",
-    "dual-length": "dual length",
-    "tikhonov": "Tikhonov",
-    "tikhonov-curvature": "Tikhonov without its Laplacian term",
-    "tikhonov-euclidean": "Euclidean Tikhonov",
-    "euclidean-noise": "Gaussian noise",
-    "wasserstein-noise": "Wasserstein noise",
-    "adversarial": "FGSM training",
-    "l2-adversarial": "L2 one-step training",
-    "pgd7": "PGD-7 training",
-    "wasserstein-adversarial": "Wasserstein one-step training",
-}
 
 
 @dataclass(frozen=True)
@@ -55,8 +36,7 @@ class Answer:
 def title_of(family: str) -> str:
     """``wasserstein:radius=2,mass=0.25`` in words."""
     kind, _, rest = family.partition(":")
-    words = " + ".join(TITLES.get(part, part) for part in kind.split("+"))
-    return ", ".join([words, *(part.replace("=", " ") for part in rest.split(",") if part)])
+    return ", ".join([kinds.title_of(kind), *(part.replace("=", " ") for part in rest.split(",") if part)])
 
 
 def answers(points: Sequence[Point]) -> list[Answer]:

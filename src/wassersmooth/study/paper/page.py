@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wassersmooth.robustness.translations import AXES
+from wassersmooth.study.kinds import heading_of
 from wassersmooth.study.paper.claims import outcomes
 from wassersmooth.study.paper.results import ATTACKS, POINT, REGULARIZERS, UNITS, Results
 from wassersmooth.study.report.tables import INTERVALS, PAPER_ERRORS, PAPER_FLIPS, PAPER_ROWS
 from wassersmooth.study.search.selection import SELECTIONS
 from wassersmooth.study.tables import Row, Table, cells, counted, short_commit
 
-TITLES = {"none": "None", "euclidean": "Euclidean", "wasserstein": "Wasserstein"}
 YES_NO = {True: "yes", False: "no"}
 RULE = """\
 A row **holds** where all of this is true: both penalties are below no regularizer, and Wasserstein below Euclidean, each
@@ -158,7 +158,7 @@ def _reading(results: Results, selection: str) -> str:
 
 
 def _points(results: Results, selection: str) -> str:
-    found = [f"{TITLES[kind]} {results.point(kind, selection)}" for kind in REGULARIZERS if results.point(kind, selection)]
+    found = [f"{heading_of(kind)} {results.point(kind, selection)}" for kind in REGULARIZERS if results.point(kind, selection)]
     return f"{'; '.join(found)}." if found else ""
 
 
@@ -187,7 +187,9 @@ def _masking(results: Results) -> str:
     lines = ["| network | selection | seed | verdict | evidence |", "|---|---|---|---|---|"]
     for row in _sorted(results):
         evidence = "; ".join(row.get("masking") or []) or "-"
-        lines.append(f"| {TITLES[row['regularizer']]} | {row['selection']} | {row['seed']} | {row['verdict']} | {evidence} |")
+        lines.append(
+            f"| {heading_of(row['regularizer'])} | {row['selection']} | {row['seed']} | {row['verdict']} | {evidence} |"
+        )
     return "\n".join(lines)
 
 
@@ -213,7 +215,7 @@ def _search(searches: Mapping[str, Any], results: Results) -> list[str]:
         recipe, plain, attack = search["recipe"], search["unregularized"], search["attack"]
         shorter = f": a shorter schedule than the final {final} epochs" if recipe["epochs"] < final else ""
         parts.append(
-            f"{TITLES.get(kind, kind)}: {len(search['points'])} points, each trained for {recipe['epochs']} epochs (milestones "
+            f"{heading_of(kind)}: {len(search['points'])} points, each trained for {recipe['epochs']} epochs (milestones "
             f"{recipe['milestones']}{shorter}), {counted(plain['seeds'], 'seed')}, and measured on {recipe['images']:,} of "
             f"the images held out ({100 * recipe['validation']:g} % of the training images), under {attack}. "
             f"Unregularized there: clean {plain['clean']:.2f} %, robust {plain['robust']:.2f} %."
@@ -258,7 +260,7 @@ def _provenance(results: Results) -> str:
         point = " | ".join(f"{row[name]:g}" for name in POINT)
         commit, torch = short_commit(row["commit"]), row.get("versions", {}).get("torch", "")
         lines.append(
-            f"| {TITLES[row['regularizer']]} | {row['selection']} | {row['seed']} | {point} | {row['epochs']} | "
+            f"| {heading_of(row['regularizer'])} | {row['selection']} | {row['seed']} | {point} | {row['epochs']} | "
             f"{row['seconds']:.0f} | {row['hardware']} | {commit} | {torch} |"
         )
     return "\n".join(lines)
@@ -278,7 +280,7 @@ def _cells(results: Results, selection: str, name: str, paper: Mapping[str, floa
 
 
 def _columns(results: Results, selection: str) -> tuple[tuple[str, str], ...]:
-    return tuple((TITLES[kind], results.point(kind, selection)) for kind in REGULARIZERS)
+    return tuple((heading_of(kind), results.point(kind, selection)) for kind in REGULARIZERS)
 
 
 def _sorted(results: Results) -> list[dict[str, Any]]:

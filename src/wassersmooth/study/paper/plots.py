@@ -11,6 +11,7 @@ import torch
 
 from wassersmooth.robustness.translations import translate
 from wassersmooth.study import figures
+from wassersmooth.study.kinds import COLORS, TITLES, title_of
 from wassersmooth.study.paper.results import ATTACKS, REGULARIZERS, UNITS, Results
 from wassersmooth.study.records import Array
 from wassersmooth.study.report.pictures import CLASSES
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = {"none": "#63625e", "euclidean": "#0069a8", "wasserstein": "#c24d00"}
 MARKERS = {"none": "o", "euclidean": "s", "wasserstein": "^"}
-LABELS = {"none": "none", "euclidean": "Euclidean", "wasserstein": "Wasserstein"}
 SHORT = {
     "clean": "natural",
     "fgsm_8": "FGSM\n8/255",
@@ -77,7 +76,7 @@ def epsilon_png(results: Results, selection: str) -> bytes:
                 if found:
                     errors = np.mean([curve["errors"][f"{CURVE}_{units}"] for curve in found], axis=0)
                     levels = scale * np.array(found[0]["levels"], dtype=float)
-                    label = f"{LABELS[kind]}, {units} units"
+                    label = f"{TITLES[kind]}, {units} units"
                     axes.plot(levels, errors, style, marker=MARKERS[kind], ms=4, color=COLORS[kind], lw=1.4, label=label)
         for level, words in ((8.0, "8/255 in pixels"), (8 * std, "8/255 after\nnormalization")):
             axes.axvline(level, color="#bbb8b0", lw=0.8, zorder=0)
@@ -131,7 +130,7 @@ def strip_png(figure2: Mapping[str, Any]) -> bytes:
         axes.imshow(strip.squeeze(), cmap="gray" if shape[0] == 1 else None, interpolation="nearest")
         for line, (kind, predicted) in enumerate(figure2["predicted"].items()):
             y = height + 9 + 11 * line
-            axes.text(-6, y, LABELS.get(kind, kind), ha="right", va="center", fontsize=7, color=COLORS.get(kind, "black"))
+            axes.text(-6, y, title_of(kind), ha="right", va="center", fontsize=7, color=COLORS.get(kind, "black"))
             for k, i in enumerate(shown):
                 word = names[predicted[i]] if names else str(predicted[i])
                 wrong = predicted[i] != figure2["label"]
@@ -159,7 +158,7 @@ def _point(axes: Axes, results: Results, selection: str, kind: str, name: str, x
         return
     low, high = (estimate.mean if end is None else end for end in (estimate.low, estimate.high))
     spread = [[estimate.mean - low], [high - estimate.mean]]
-    shown = LABELS[kind] if label else None
+    shown = TITLES[kind] if label else None
     axes.errorbar(
         [x], [estimate.mean], yerr=spread, fmt=MARKERS[kind], color=COLORS[kind], ms=4.5, capsize=2, lw=1, label=shown
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from wassersmooth.study import exhibits
 from wassersmooth.study.config import FREE_TO_CHANGE
+from wassersmooth.study.kinds import heading_of
 from wassersmooth.study.regularizers import readable
 from wassersmooth.study.report.data import Group, Record, Run, Study, find, number, section
 
@@ -21,11 +22,6 @@ REMEDIES = {
 }
 
 KINDS = ("none", "euclidean", "wasserstein")  # the paper's three, in its order; everything else comes after them
-TITLES = {
-    "uniform": "Image-independent",
-    "pgd7": "PGD-7",
-    "tikhonov-euclidean": "Tikhonov, Euclidean",
-}  # the rest is spelled out
 POINT = ("regularizer", "eta", "radius", "mass", "epsilon")  # what a study varies on purpose
 NOT_THE_EXPERIMENT = FREE_TO_CHANGE | {"seed"}  # runs that differ in these alone are one experiment, repeated
 
@@ -133,14 +129,9 @@ def _grouped(runs: list[Run]) -> tuple[Group, ...]:
         preferred = KINDS.index(kind) if kind in KINDS else len(KINDS)
         taken = {group.series for group in groups}
         series = preferred if preferred not in taken else max({len(KINDS) - 1} | taken) + 1
-        title = " + ".join(map(_title, kind.split("+")))  # a penalty under an attack has two parts
         seeds = sorted(bucket, key=lambda run: (number(run.setting("seed")) or 0.0, run.name))
-        groups.append(Group(kind, title, _detail(bucket[0], apart), series, tuple(seeds)))
+        groups.append(Group(kind, heading_of(kind), _detail(bucket[0], apart), series, tuple(seeds)))
     return tuple(groups)
-
-
-def _title(kind: str) -> str:
-    return TITLES.get(kind, kind.replace("_", " ").replace("-", " ").capitalize())
 
 
 def _kind(run: Run) -> str:
