@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+import shutil
 import statistics
 import threading
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from wassersmooth.study.frontier.families import standings
 from wassersmooth.study.frontier.gathering import Frontier, gather, marked, row_of, united
 from wassersmooth.study.frontier.page import page_text, write_page
 from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, base_variant, chosen, fronts, points_of
+from wassersmooth.study.frontier.prices import add_prices, relative
 from wassersmooth.study.regularizers import KINDS, Regularizer
 from wassersmooth.study.runs import Run
 from wassersmooth.study.screen import Screen
@@ -512,8 +514,8 @@ def test_questions_without_rows_say_which_ones_are_missing(tmp_path: Path) -> No
 
 
 def aim(path: Path, hope: str) -> Aim:
-    found = [aim for aim in aims(points_of(Frontier.at(path).rows), "cifar10") if aim.hope.startswith(hope)]
-    return found[0]
+    frontier = Frontier.at(path)
+    return next(aim for aim in aims(points_of(frontier.rows), "cifar10", frontier.prices) if aim.hope.startswith(hope))
 
 
 def add_autoattack(place: Path, error: float) -> None:
@@ -550,22 +552,59 @@ def test_a_penalty_is_held_against_pgd_training(tmp_path: Path, error: float, ve
     )
 
 
-@pytest.mark.parametrize(("seconds", "verdict"), [(5.0, "reached"), (7.0, "not reached"), (None, "not measured")])
-def test_times_compare_among_runs_alone_on_the_device(tmp_path: Path, seconds: float | None, verdict: str) -> None:
-    alone = {} if seconds is None else {"parallel": 1}
-    for text, taken in (("pgd7:eta=0.03", 12.0), ("euclidean:eta=1", seconds or 1.0), ("tikhonov:eta=1,radius=2", 11.0)):
-        place = fake_run(tmp_path / "a", text, **({"parallel": 8} | alone))
-        path = place / "metrics.jsonl"
-        epochs = [json.loads(line) for line in path.read_text().splitlines()]
-        paces = [90.0] + [taken] * (len(epochs) - 1)  # the first one waits for the compiler
-        path.write_text("".join(json.dumps(row | {"seconds": s}) + "\n" for row, s in zip(epochs, paces, strict=True)))
-    place = fake_run(tmp_path / "b", "euclidean:eta=2", parallel=8)  # shared the device: its time says nothing
-    gather([tmp_path / "a", tmp_path / "b"], tmp_path / "frontier.json", SILENT)
-    found = aim(tmp_path / "frontier.json", "Time")
+def write_bench(path: Path, hardware: str = "a device", **steps: float) -> Path:
+    report = {"hardware": hardware, "torch": "2.13", "settings": {"batch": 128}, "step": {"plain": 2.0} | steps}
+    path.write_text(json.dumps(report | {"parts": {"step": {"command": f"bench {path.name}", "commit": "c" * 40}}}))
+    return path
+
+
+@pytest.mark.parametrize(("milliseconds", "verdict"), [(5.0, "reached"), (7.0, "not reached"), (None, "not measured")])
+def test_times_are_those_of_a_step_alone(tmp_path: Path, milliseconds: float | None, verdict: str) -> None:
+    results = tmp_path / "frontier.json"
+    for text in ("euclidean:eta=0.5", "euclidean:eta=1", "wasserstein:eta=0.5,radius=2", "wasserstein:eta=1,radius=2"):
+        fake_run(tmp_path / "a", text)
+    gather([tmp_path / "a"], results, SILENT)
+    given = {} if milliseconds is None else {"euclidean": milliseconds}
+    steps = {"pgd7": 12.0, "tikhonov:eta=0.1,radius=8": 11.0, "double_backward_r4": 99.0, "algorithm1_r8": 99.0}
+    add_prices(write_bench(tmp_path / "bench.json", **given, **steps), results)
+    found = aim(results, "Time")
     assert found.verdict == verdict
-    assert (
-        seconds is None or f"Euclidean {seconds / 12:.2f}, Tikhonov 0.92" in found.sentence
-    )  # of second order: told, not judged
+    if milliseconds is not None:  # of second order: told, not judged
+        assert found.sentence.endswith(f"(a device): Euclidean {milliseconds / 12:.2f}, Tikhonov 0.92.")
+        assert "in plain steps, which take 2.00 ms" in page_text(Frontier.at(results), results)
+
+
+def test_prices_of_one_machine_are_joined(tmp_path: Path) -> None:
+    results = tmp_path / "frontier.json"
+    fake_run(tmp_path / "a", "none")
+    gather([tmp_path / "a"], results, SILENT)
+    add_prices(write_bench(tmp_path / "first.json", wasserstein_r2=4.0, wasserstein_r8=6.0, pgd7=12.0), results)
+    add_prices(write_bench(tmp_path / "second.json", **{"wasserstein+l2-adversarial:eta=1,radius=2,epsilon=1": 8.0}), results)
+    gather([tmp_path / "a"], results, SILENT)  # more rows leave them alone
+    found = Frontier.at(results).prices
+    assert found is not None
+    assert {kind: step["ms"] for kind, step in found["steps"].items()} == {
+        "none": 2.0,
+        "wasserstein": 5.0,
+        "pgd7": 12.0,
+        "wasserstein+l2-adversarial": 8.0,
+    }
+    assert found["steps"]["pgd7"]["command"] == "bench first.json"
+    assert (relative(found, "pgd7"), relative(found, "uniform"), relative(None, "pgd7")) == (6.0, None, None)
+    add_prices(write_bench(tmp_path / "third.json", "another device", pgd7=1.0), results)
+    found = Frontier.at(results).prices
+    assert found is not None
+    assert set(found["steps"]) == {"none", "pgd7"}  # times of two machines do not compare
+
+
+def test_prices_need_a_bench_and_a_frontier(tmp_path: Path) -> None:
+    results = tmp_path / "frontier.json"
+    with pytest.raises(StudyError, match=r"frontier\.json does not exist; gather runs first"):
+        add_prices(write_bench(tmp_path / "bench.json"), results)
+    fake_run(tmp_path / "a", "none")
+    gather([tmp_path / "a"], results, SILENT)
+    with pytest.raises(StudyError, match=r"--prices needs a file that wassersmooth bench --only step has written; got .*rows"):
+        add_prices(Path(shutil.copy(results, tmp_path / "rows.json")), results)
 
 
 @pytest.mark.parametrize(("flips", "verdict"), [(4.0, "reached"), (6.45, "within chance"), (9.0, "not reached")])

@@ -18,6 +18,7 @@ from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier.gathering import gather
 from wassersmooth.study.frontier.page import write_page
 from wassersmooth.study.frontier.points import NOTHING_CHOSEN
+from wassersmooth.study.frontier.prices import add_prices
 from wassersmooth.study.paper.publish import Publish
 from wassersmooth.study.paper.published_models import as_run
 from wassersmooth.study.report.writing import write_report
@@ -247,6 +248,8 @@ class Frontier:
 
     wassersmooth frontier --render: the page again, from the file alone.
 
+    wassersmooth frontier --render --prices results/bench-h200.json: with what a training step of each kind costs.
+
     Give it again after more seeds or another suite: a run that is there already is replaced, what was measured of it is kept.
     The page lies beside the file, as results/frontier.md; docs/study.md has the commands that make the runs.
     """
@@ -258,6 +261,9 @@ class Frontier:
     """The file of rows."""
     render: bool = False
     """Reads no runs."""
+    prices: Path | None = None
+    """A file that wassersmooth bench has written, with --regularizers for kinds that it does not time by itself: what a step
+    of each kind costs goes into the file of rows."""
 
     def __call__(self) -> None:
         if bool(self.folders) == self.render:
@@ -267,6 +273,8 @@ class Frontier:
             screen.line(f"{self.results}: {len(gather(self.folders, self.results, screen))} rows")
             for name, chosen in read_json(self.results, "a folder with rows")["chosen"].items():
                 screen.line(f"{name}: {' '.join(('--regularizers', *chosen)) if chosen else NOTHING_CHOSEN}")
+        if self.prices is not None:
+            add_prices(self.prices, self.results)
         screen.line(f"page: {write_page(self.results)}")
 
 

@@ -6,12 +6,13 @@ A penalty here is a term on the gradient at the images themselves: no adversaria
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from wassersmooth.study.frontier.comparison import Difference, Noise, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, Variant, base_variant, held_out, mean_over
+from wassersmooth.study.frontier.prices import relative
 from wassersmooth.study.frontier.questions import title_of
 from wassersmooth.study.regularizers import PENALTIES
 
@@ -33,14 +34,14 @@ class Aim:
     sentence: str
 
 
-def aims(points: Sequence[Point], dataset: str) -> list[Aim]:
+def aims(points: Sequence[Point], dataset: str, prices: Mapping[str, Any] | None = None) -> list[Aim]:
     """All of them, for every variant that has the rows; the paper's flips are those of CIFAR-10."""
     noise = Noise.of(points)
     variants = sorted({point.variant for point in points}, key=lambda variant: variant.order)
     flips = _for_variants(points, variants, lambda mine: _flips(mine, noise), "Flips") if dataset == "cifar10" else []
     return [
         *_for_variants(points, variants, lambda mine: _against_rival(mine, noise), "AutoAttack"),
-        _time(points),
+        _time(prices),
         *flips,
         *(_own_geometry(points, threat, noise) for threat in OWN_GEOMETRY),
     ]
@@ -70,22 +71,17 @@ def _against_rival(mine: Sequence[Point], noise: Noise) -> Aim | None:
     return Aim(hope, _judged(dataclasses.replace(gap, mean=gap.mean - NO_WORSE)), sentence)
 
 
-def _time(points: Sequence[Point]) -> Aim:
-    """Of the median epoch, which waits for no compiler, among runs that had the device for themselves: those that share it
-    share its time. Tikhonov is told beside them."""
+def _time(prices: Mapping[str, Any] | None) -> Aim:
+    """Of a training step alone on the device. Tikhonov, of second order, is told beside the others."""
     hope = f"Time: a penalty of first order in at most {TIME:g} of PGD-7 training"
-    paces: dict[str, list[float]] = {}
-    for row in (row for point in points for row in point.rows if row["runs_at_once"] == 1 and row["epoch_seconds"]):
-        paces.setdefault(row["kind"], []).append(row["epoch_seconds"])
-    means = {kind: math.fsum(found) / len(found) for kind, found in paces.items()}
-    if RIVAL not in means or not means.keys() & set(PENALTIES):
-        return Aim(
-            hope, UNKNOWN, "No penalty and PGD-7 network were trained with `--parallel 1`, and other times do not compare."
-        )
-    shares = {kind: pace / means[RIVAL] for kind, pace in means.items() if kind in WITHOUT_ATTACKS}
+    steps = [] if prices is None else list(prices["steps"])
+    shares = {k: share for k in WITHOUT_ATTACKS if k in steps and (share := relative(prices, k, RIVAL)) is not None}
+    first_order = [share for kind, share in shares.items() if kind in PENALTIES]
+    if prices is None or not first_order:
+        return Aim(hope, UNKNOWN, "No step of a penalty and of PGD-7 training was timed: `wassersmooth frontier --prices`.")
     listed = ", ".join(f"{title_of(kind)} {share:.2f}" for kind, share in shares.items())
-    reached = REACHED if max(share for kind, share in shares.items() if kind in PENALTIES) <= TIME else MISSED
-    return Aim(hope, reached, f"Of its {means[RIVAL]:.1f} s for an epoch alone on the device: {listed}.")
+    sentence = f"Of its {prices['steps'][RIVAL]['ms']:.1f} ms for a step alone on the device ({prices['hardware']}): {listed}."
+    return Aim(hope, REACHED if max(first_order) <= TIME else MISSED, sentence)
 
 
 def _flips(mine: Sequence[Point], noise: Noise) -> Aim | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from wassersmooth.study.frontier.comparison import Difference, EqualClean, Noise, all_clear, at_equal_clean
 from wassersmooth.study.frontier.points import THREATS, Point, base_variant, measured_threats
+from wassersmooth.study.frontier.prices import relative
 from wassersmooth.study.frontier.questions import title_of
 
 REFERENCE = "euclidean"  # the simplest penalty, and one with many strengths
@@ -50,23 +52,34 @@ def standings(points: Sequence[Point]) -> list[Standing]:
     return sorted(result, key=lambda standing: next(iter(standing.found.values())).difference.mean)
 
 
-def standings_table(points: Sequence[Point]) -> list[str]:
+def standings_table(points: Sequence[Point], prices: Mapping[str, Any] | None) -> list[str]:
     """The paragraphs of the page; none where there is nothing to compare."""
     found = standings(points)
     if not found:
         return []
-    threats = list(dict.fromkeys(t for t in THREATS if any(t in standing.found for standing in found)))
-    head = ["family", *(THREATS[t] for t in threats), "compared at clean errors of"]
+    threats = [t for t in THREATS if any(t in standing.found for standing in found)]
+    head = ["family", *(THREATS[t] for t in threats), "compared at clean errors of", *(["step"] if prices else [])]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for standing in found:
         cells = [_cell(standing.found[t].difference, t in standing.clear) if t in standing.found else "" for t in threats]
         low, high = min(m.low for m in standing.found.values()), max(m.high for m in standing.found.values())
         lines.append([title_of(standing.family), *cells, f"{low:.1f} to {high:.1f} %"])
-    return [
-        f"## Every family against {title_of(REFERENCE)}",
-        INTRODUCTION,
-        "\n".join(f"| {' | '.join(line)} |" for line in lines),
-    ]
+        if prices:
+            times = relative(prices, standing.family.partition(":")[0])
+            lines[-1].append("" if times is None else f"{times:.1f}")
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return [f"## Every family against {title_of(REFERENCE)}", INTRODUCTION + _price(prices), table]
+
+
+def _price(prices: Mapping[str, Any] | None) -> str:
+    own = relative(prices, REFERENCE)
+    if prices is None or own is None:
+        return ""
+    plain = prices["steps"]["none"]["ms"]
+    return (
+        f" Step: its time alone on the device ({prices['hardware']}) in plain steps, which take {plain:.2f} ms; that of the "
+        f"{title_of(REFERENCE)} penalty takes {own:.1f}."
+    )
 
 
 def _cell(gap: Difference, bold: bool) -> str:

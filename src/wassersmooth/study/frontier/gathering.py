@@ -6,7 +6,6 @@ More runs, seeds and suites are added by giving the command again; a row is foun
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,8 +70,6 @@ def row_of(run: Run) -> Row:
     row |= {"images": {entry["name"]: entry["images"] for entry in evaluation.get("entries", [])}}
     row |= {"intervals": {name: [round(end, 3) for end in ends] for name, ends in intervals.items()}}
     row |= {"flips": _rounded(evaluation["flips"]), "verdict": evaluation["verdict"]}
-    epochs = [epoch["seconds"] for epoch in run.metrics()]
-    row |= {"epoch_seconds": round(statistics.median(epochs), 4) if epochs else None}  # the first waits for the compiler
     row |= {"training_seconds": origin["seconds"], "runs_at_once": config.machine.parallel}
     row |= {"commit": origin.get("commit"), "hardware": origin.get("device")}
     if (run.folder / EVALUATIONS["validation"]).is_file():
@@ -157,6 +154,7 @@ class Frontier:
 
     rows: list[Row]
     harness: dict[str, Any]
+    prices: dict[str, Any] | None = None
 
     @classmethod
     def at(cls, results: Path) -> Frontier:
@@ -165,4 +163,4 @@ class Frontier:
         stored = rows.read(results)
         if not stored["rows"] or "harness" not in stored:
             raise StudyError(f"{results} holds no rows of a frontier; gather runs first: wassersmooth frontier FOLDERS")
-        return cls(stored["rows"], stored["harness"])
+        return cls(stored["rows"], stored["harness"], stored.get("prices"))

@@ -68,10 +68,10 @@ def page_text(frontier: Frontier, results: Path) -> str:
         *_useless(len(everything) - len(points)),
     ]
     parts += [f"![Clean error against each threat, a front for each way of training]({folder}/overview.png)"]
-    parts += [*standings_table(points), "## Questions", _reading(Noise.of(points))]
+    parts += [*standings_table(points, frontier.prices), "## Questions", _reading(Noise.of(points))]
     for answer in answers(points):
         parts += [f"### {answer.question}", *_answered(answer, folder)]
-    parts += ["## How far penalties got", AIMS, *_unseen(points), _aims(points, frontier.harness["dataset"])]
+    parts += ["## How far penalties got", AIMS, *_unseen(points), _aims(points, frontier)]
     parts.append(f"## Every family ({base})")
     for threat in measured_threats(p for p in points if p.variant == base):
         parts += [f"![Clean error against {THREATS[threat]}, a line for each family]({folder}/{threat}.png)"]
@@ -103,9 +103,10 @@ def _unseen(points: Sequence[Point]) -> list[str]:
     return [f"{count} of {len(points)} points were not measured on validation images, and cannot be picked."] if count else []
 
 
-def _aims(points: Sequence[Point], dataset: str) -> str:
+def _aims(points: Sequence[Point], frontier: Frontier) -> str:
     lines = [["hoped for", "verdict", "evidence"], ["---"] * 3]
-    lines += [[aim.hope, f"**{aim.verdict}**", aim.sentence] for aim in aims(points, dataset)]
+    found = aims(points, frontier.harness["dataset"], frontier.prices)
+    lines += [[aim.hope, f"**{aim.verdict}**", aim.sentence] for aim in found]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
