@@ -6,8 +6,9 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from wassersmooth.study.estimates import chance
 from wassersmooth.study.frontier.points import FLIPS, THREATS, Point, mean_over, undominated
@@ -17,9 +18,13 @@ LEVEL = 0.05
 FREEDOM = 3  # seeds beyond the first, over all points, that a spread can be told from
 MEDIAN = 0.455  # of the square of a normal variable, whose mean is 1
 OUTLIER = 20.0  # times the usual variance: a seed that collapsed, as FGSM training may, says nothing of other points
-DRAWS = 200
+UNSEEDED = frozenset({"flips", *FLIPS})  # differ more from seed to seed than from image to image: images decide nothing
+DRAWS = 400
+PLACES = 25  # clean errors at which two curves are compared
+CURVE = 3  # points that make one: a chord between two lies above every front
 
 Spot = tuple[float, float]  # clean error and robust error
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,9 @@ class Difference:
         return cls(statistics.fmean(one.mean for one in several), error, _fewest(one.freedom for one in several))
 
 
-def all_clear(found: Mapping[str, Difference]) -> dict[str, Difference]:
+def all_clear(found: Mapping[Name, Difference]) -> dict[Name, Difference]:
     """Those that are beyond chance together, by Holm: all of them say something wrong once in twenty times at most."""
-    result: dict[str, Difference] = {}
+    result: dict[Name, Difference] = {}
     by_chance = sorted(found.items(), key=lambda item: item[1].chance)
     for place, (name, gap) in enumerate(by_chance):
         if gap.chance >= LEVEL / (len(found) - place):
@@ -65,43 +70,44 @@ def all_clear(found: Mapping[str, Difference]) -> dict[str, Difference]:
 
 @dataclass(frozen=True)
 class Noise:
-    """What chance does to one run, by measure: the spread over seeds, pooled over all points that have several.
+    """What chance does to a point, by measure: the luck of a seed, and the choice of test images, which all seeds share.
 
-    A point whose seeds are far more apart than is usual stays out of the pool, and has its own spread. Where seeds are too
-    few, the test images alone, whose intervals every row holds. An error near 0 or 100 % moves less than one in the middle, so
-    errors are pooled as multiples of ``p (100 - p)``.
+    The spread over seeds is pooled over all points that have several. A point whose seeds are far more apart than is usual
+    stays out of the pool, and has its own spread. Where seeds are too few, the test images are all there is: their intervals
+    stand in every row. An error near 0 or 100 % moves less than one in the middle, so both are multiples of ``p (100 - p)``.
 
     Attributes:
-        scales: the variance of one run, for errors over ``p (100 - p)``.
-        freedom: the degrees of freedom behind it; 0 for what the images alone tell.
+        seeds: the variance of one run over seeds, for errors over ``p (100 - p)``; of the measures with enough of them.
+        images: likewise, over test images.
+        freedom: the degrees of freedom of both together (Satterthwaite); 0 for what the images alone tell.
     """
 
-    scales: dict[str, float]
+    seeds: dict[str, float]
+    images: dict[str, float]
     freedom: dict[str, int]
 
     @classmethod
     def of(cls, points: Sequence[Point]) -> Noise:
         names = [name for name in ("clean", *THREATS, *FLIPS) if any(point.values(name) for point in points)]
-        seeded = {name: _over_seeds(points, name) for name in names}
-        scales = {name: _from_images(points, name) if found is None else found[0] for name, found in seeded.items()}
-        return cls(scales, {name: 0 if found is None else found[1] for name, found in seeded.items()})
+        pooled = {name: found for name in names if (found := _over_seeds(points, name)) is not None}
+        seeds, images = {name: variance for name, (variance, _) in pooled.items()}, {n: _from_images(points, n) for n in names}
+        freedom = dict.fromkeys(names, 0)
+        for name, (variance, degrees) in pooled.items():
+            freedom[name] = math.floor(degrees * (1 + images[name] / variance) ** 2) if variance else degrees
+        return cls(seeds, images, freedom)
 
     @property
     def from_images(self) -> set[str]:
         """The measures that have too few seeds."""
-        return {name for name, freedom in self.freedom.items() if not freedom}
-
-    def variance(self, measure: str, value: float) -> float:
-        """Of one run whose measure is about this."""
-        return self.scales.get(measure, 0.0) * _unit(measure, value)
+        return self.images.keys() - self.seeds.keys()
 
     def spread(self, point: Point, measure: str) -> float:
-        """The standard deviation of a point's mean."""
-        usual, own = self.variance(measure, mean_over(point, [measure])), 0.0
+        """The standard deviation of a point's mean. More seeds do not make more images."""
         values = point.values(measure)
-        if self.freedom.get(measure) and len(values) > 1:
-            own = statistics.variance(values)
-        return math.sqrt((own if own > OUTLIER * usual else usual) / len(values))
+        unit = _unit(measure, mean_over(point, [measure]))
+        usual = self.seeds.get(measure, 0.0) * unit
+        own = statistics.variance(values) if measure in self.seeds and len(values) > 1 else 0.0
+        return math.sqrt((own if own > OUTLIER * usual else usual) / len(values) + self.images.get(measure, 0.0) * unit)
 
     def degrees(self, *measures: str) -> int:
         """Of freedom, of the measure with the fewest."""
@@ -114,7 +120,6 @@ class EqualClean:
 
     low: float
     high: float
-    places: int
     difference: Difference
 
 
@@ -123,7 +128,8 @@ def at_equal_clean(
 ) -> EqualClean | None:
     """The first side's robust error less the second's, each interpolated along its front; None where they do not meet.
 
-    With at_first, where the first side has points: one that has few is not interpolated across the curve of the other.
+    The mean over the clean errors of both fronts, evenly, whatever strengths were tried. A front of fewer points than
+    :data:`CURVE`, and with at_first that of the first side, is compared where it has points.
 
     The standard error is that of a parametric bootstrap: all points moved by chance, fronts and places found anew. A front
     takes the luckiest of its points, a long one more so; the mean shift of the draws says how much, and is taken off.
@@ -144,7 +150,7 @@ def at_equal_clean(
     shift = statistics.fmean(drawn) - gap if drawn else 0.0
     error = statistics.stdev(drawn) if len(drawn) > 1 else math.inf
     difference = Difference(gap - shift, error, noise.degrees("clean", threat))
-    return EqualClean(places[0], places[-1], len(places), difference)
+    return EqualClean(places[0], places[-1], difference)
 
 
 def at_equal_strength(pairs: Sequence[tuple[Point, Point]], measure: str, noise: Noise) -> Difference | None:
@@ -163,40 +169,42 @@ def _moved(spots: Sequence[Spot], spreads: Sequence[Spot], chance: random.Random
 
 
 def _meeting(first: Sequence[Spot], second: Sequence[Spot], at_first: bool) -> tuple[float, list[float]] | None:
-    """The mean gap between two fronts, and the clean errors where it was taken.
+    """The mean gap between two fronts, and the clean errors where it was taken: none beyond the end of either.
 
-    A front goes on level to the largest clean error that its side has: there a stronger one was tried, and no better.
+    There a stronger one was tried, and no better; who compared with the end would compare unequal clean errors.
     """
     if not first or not second:
         return None
     fronts = [[side[i] for i in undominated(side)] for side in (first, second)]
-    low = max(front[0][0] for front in fronts)
-    high = min(max(clean for clean, _ in side) for side in (first, second))
-    alone = [front for side, front in zip((first, second), fronts, strict=True) if len(side) == 1]  # it has no curve
-    places = sorted(
-        {clean for front in (fronts[:1] if at_first else alone[:1] or fronts) for clean, _ in front if low <= clean <= high}
-    )
+    low, high = max(front[0][0] for front in fronts), min(front[-1][0] for front in fronts)
+    few = fronts[0] if at_first else min(fronts, key=len)
+    places = [low + (high - low) * k / (PLACES - 1) for k in range(PLACES)] if low < high else []
+    if at_first or len(few) < CURVE:
+        places = [clean for clean, _ in few if low <= clean <= high]
     if not places:
         return None
-    heights = [[_on_front(front, clean) for clean in places] for front in fronts]
+    heights = [_on_front(front, places) for front in fronts]
     return math.fsum(a - b for a, b in zip(*heights, strict=True)) / len(places), places
 
 
-def _on_front(curve: Sequence[Spot], clean: float) -> float:
-    """Robust error at a clean error: a monotone cubic through the points, level beyond the last.
+def _on_front(curve: Sequence[Spot], places: Sequence[float]) -> list[float]:
+    """Robust errors at rising clean errors between the first and the last point: a monotone cubic through all of them.
 
     Fronts are convex: a straight line between two points of one would lie above it, and make the other side look better.
     """
-    if clean <= curve[0][0]:
-        return curve[0][1]
-    slopes = _slopes(curve)
-    for ((x0, y0), (x1, y1)), (m0, m1) in zip(itertools.pairwise(curve), itertools.pairwise(slopes), strict=True):
-        if clean <= x1:
-            h = x1 - x0
-            t = (clean - x0) / h
-            start, end = (1 + 2 * t) * (1 - t) ** 2 * y0, (3 - 2 * t) * t**2 * y1
-            return start + end + h * t * (1 - t) * ((1 - t) * m0 - t * m1)
-    return curve[-1][1]
+    slopes, piece, found = _slopes(curve), 0, []
+    for clean in places:
+        while piece + 2 < len(curve) and clean > curve[piece + 1][0]:
+            piece += 1
+        if len(curve) == 1:
+            found.append(curve[0][1])
+            continue
+        ((x0, y0), (x1, y1)), (m0, m1) = curve[piece : piece + 2], slopes[piece : piece + 2]
+        h = x1 - x0
+        t = (clean - x0) / h
+        start, end = (1 + 2 * t) * (1 - t) ** 2 * y0, (3 - 2 * t) * t**2 * y1
+        found.append(start + end + h * t * (1 - t) * ((1 - t) * m0 - t * m1))
+    return found
 
 
 def _slopes(curve: Sequence[Spot]) -> list[float]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wassersmooth.study.frontier.comparison import Difference, EqualClean, Noise, all_clear, at_equal_clean
-from wassersmooth.study.frontier.points import THREATS, Point, base_variant, measured_threats
+from wassersmooth.study.frontier.comparison import UNSEEDED, EqualClean, Noise, all_clear, at_equal_clean
+from wassersmooth.study.frontier.points import THREATS, Point, base_variant, compared_threats
 from wassersmooth.study.frontier.prices import relative
-from wassersmooth.study.frontier.questions import title_of
+from wassersmooth.study.frontier.questions import place_of, title_of
 
 REFERENCE = "euclidean"  # the simplest penalty, and one with many strengths
 INTRODUCTION = (
     "Robust error at equal clean error, less that of the Euclidean penalty, in points ± one standard error: negative is "
-    "better. **Bold**: beyond chance, at 5 % for a whole row (Holm). The order is that of the first column. Where a stronger "
-    "Euclidean penalty was no better, its front goes on level."
+    "better. **Bold**: beyond chance, at 5 % for the whole table (Holm). Rows share the Euclidean networks, so their errors go "
+    "together, and cover different clean errors: their order is no ranking. Empty: the fronts have no clean error in common. "
+    "A family with fewer than three points on its front is compared at these points alone."
 )
 
 
@@ -24,17 +25,17 @@ class Standing:
     """How a family stands against the reference.
 
     Attributes:
+        points: how many it has.
         found: what was compared, by threat.
-        clear: the threats where the difference is beyond chance.
     """
 
     family: str
+    points: int
     found: dict[str, EqualClean]
-    clear: frozenset[str]
 
 
 def standings(points: Sequence[Point]) -> list[Standing]:
-    """Of all families of the base variant that have a clean error in common with the reference, the best one first."""
+    """Of all families of the base variant that have a clean error in common with the reference."""
     base = base_variant(points)
     noise = Noise.of(points)
     members: dict[str, list[Point]] = {}
@@ -42,14 +43,19 @@ def standings(points: Sequence[Point]) -> list[Standing]:
         if point.variant == base and point.kind != "none":  # a plain network has no strength to compare at
             members.setdefault(point.family, []).append(point)
     reference = members.pop(REFERENCE, [])
-    threats = measured_threats(p for p in points if p.variant == base)
+    threats = compared_threats(p for p in points if p.variant == base)
     result = []
-    for family, mine in members.items():
-        found = {t: met for t in threats if (met := at_equal_clean(mine, reference, t, noise)) is not None}
-        decided = {t: met.difference for t, met in found.items() if t != "flips" or t not in noise.from_images}
+    for family in sorted(members, key=place_of):
+        found = {t: met for t in threats if (met := at_equal_clean(members[family], reference, t, noise)) is not None}
         if found:
-            result.append(Standing(family, found, frozenset(all_clear(decided))))
-    return sorted(result, key=lambda standing: next(iter(standing.found.values())).difference.mean)
+            result.append(Standing(family, len(members[family]), found))
+    return result
+
+
+def clear_of(found: Sequence[Standing], undecided: Collection[str]) -> set[tuple[str, str]]:
+    """The families and threats whose difference is beyond chance, over all of them together."""
+    gaps = {(s.family, t): met.difference for s in found for t, met in s.found.items() if t not in undecided}
+    return set(all_clear(gaps))
 
 
 def standings_table(points: Sequence[Point], prices: Mapping[str, Any] | None) -> list[str]:
@@ -58,12 +64,13 @@ def standings_table(points: Sequence[Point], prices: Mapping[str, Any] | None) -
     if not found:
         return []
     threats = [t for t in THREATS if any(t in standing.found for standing in found)]
-    head = ["family", *(THREATS[t] for t in threats), "compared at clean errors of", *(["step"] if prices else [])]
+    clear = clear_of(found, UNSEEDED & Noise.of(points).from_images)
+    head = ["family", "points", *(THREATS[t] for t in threats), "clean errors", *(["step"] if prices else [])]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for standing in found:
-        cells = [_cell(standing.found[t].difference, t in standing.clear) if t in standing.found else "" for t in threats]
+        cells = [_cell(standing, t, (standing.family, t) in clear) for t in threats]
         low, high = min(m.low for m in standing.found.values()), max(m.high for m in standing.found.values())
-        lines.append([title_of(standing.family), *cells, f"{low:.1f} to {high:.1f} %"])
+        lines.append([title_of(standing.family), f"{standing.points}", *cells, f"{low:.1f} to {high:.1f} %"])
         if prices:
             times = relative(prices, standing.family.partition(":")[0])
             lines[-1].append("" if times is None else f"{times:.1f}")
@@ -78,10 +85,13 @@ def _price(prices: Mapping[str, Any] | None) -> str:
     plain = prices["steps"]["none"]["ms"]
     return (
         f" Step: its time alone on the device ({prices['hardware']}) in plain steps, which take {plain:.2f} ms; that of the "
-        f"{title_of(REFERENCE)} penalty takes {own:.1f}."
+        f"{title_of(REFERENCE)} penalty takes {own:.1f}. Empty: not timed."
     )
 
 
-def _cell(gap: Difference, bold: bool) -> str:
+def _cell(standing: Standing, threat: str, bold: bool) -> str:
+    if threat not in standing.found:
+        return ""
+    gap = standing.found[threat].difference
     text = f"{gap.mean:+.1f} ± {gap.error:.1f}"
     return f"**{text}**" if bold else text

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from wassersmooth.robustness import suites
 from wassersmooth.study import durable
 from wassersmooth.study.frontier.aims import aims
 from wassersmooth.study.frontier.comparison import Noise
@@ -29,10 +30,15 @@ from wassersmooth.study.frontier.questions import Answer, answers, title_of
 from wassersmooth.study.report.summary import GUESSING
 from wassersmooth.study.tables import short_commit
 
+FLIPPED = "label changes along a translation by up to 16 pixels to both sides, mean of both axes"
+QUESTIONS = (
+    "Differences in points, first less second, so negative is better. Helps and hurts mean beyond chance, at 5 % for a whole "
+    "sentence (Holm)."
+)
 AIMS = (
     "What a penalty on the gradient, which makes no adversarial example, was hoped to reach. Differences are those of the test "
     "errors, penalty less rival, ± one standard error; networks were picked on validation images. *Within chance*: not "
-    "beyond the line at 5 %, by Student's t."
+    "beyond the line."
 )
 
 
@@ -68,7 +74,8 @@ def page_text(frontier: Frontier, results: Path) -> str:
         *_useless(len(everything) - len(points)),
     ]
     parts += [f"![Clean error against each threat, a front for each way of training]({folder}/overview.png)"]
-    parts += [*standings_table(points, frontier.prices), "## Questions", _reading(Noise.of(points))]
+    parts += ["The lowest points of each way are joined; a way with more points has more chances to be low.", _threats(points)]
+    parts += [_reading(Noise.of(points)), *standings_table(points, frontier.prices), "## Questions", QUESTIONS]
     for answer in answers(points):
         parts += [f"### {answer.question}", *_answered(answer, folder)]
     parts += ["## How far penalties got", AIMS, *_unseen(points), _aims(points, frontier)]
@@ -77,7 +84,6 @@ def page_text(frontier: Frontier, results: Path) -> str:
         parts += [f"![Clean error against {THREATS[threat]}, a line for each family]({folder}/{threat}.png)"]
     parts += ["## Every point", "Means over seeds, ± their standard deviation. **Bold**: no other point of the same table is"]
     parts[-1] += " better in both clean error and this column. Flips are label changes along a translation, mean of both axes."
-    parts[-1] += " Seconds are wall time; runs that shared the device, with runs of other processes too, do not compare in it."
     on_front = {threat: {id(p) for p in found} for threat, found in fronts(points).items()}
     for variant in sorted({point.variant for point in everything}, key=lambda v: v.order):
         mine = [point for point in everything if point.variant == variant]
@@ -89,6 +95,16 @@ def page_text(frontier: Frontier, results: Path) -> str:
         parts += [f"### {variant}", *plot, _table(mine, front_here)]
     parts += ["## Chosen points", *_chosen(everything)]
     return "\n\n".join(parts) + "\n"
+
+
+def _threats(points: Sequence[Point]) -> str:
+    """What each column means: the attacks themselves, as the suites have them."""
+    attacks = {row.name: row.description for row in suites.rows("full", (32, 32), normalized=False, random=False)}
+    lines = [["threat", "what was done"], ["---"] * 2]
+    for name in measured_threats(points):
+        what = FLIPPED if name == "flips" else attacks.get(name, "")
+        lines.append([THREATS[name], f"`{what}`" if "(" in what else what])  # an attack is written as its value
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _useless(count: int) -> list[str]:
@@ -137,17 +153,16 @@ def _harness(frontier: Frontier, points: Sequence[Point]) -> str:
 
 def _reading(noise: Noise) -> str:
     measures = {"clean": "clean", **THREATS}
-    unseeded = [measures[name] for name in noise.scales if name in noise.from_images and name in measures]
-    source = "the spread over seeds, pooled over all points"
-    if noise.from_images >= noise.scales.keys():
-        source = "the test images alone, for want of seeds, so that another seed may say otherwise"
+    unseeded = [measures[name] for name in noise.images if name in noise.from_images and name in measures]
+    source = "seeds, pooled over all points, and test images together"
+    if not noise.seeds:
+        source = "test images alone, for want of seeds: each point is one network, and another seed may move it as much"
     elif unseeded:
-        source += f" (for {', '.join(unseeded)}: the test images alone, for want of seeds)"
+        source += f" (for {', '.join(unseeded)}: test images alone, for want of seeds)"
     return (
-        "Differences in points, first less second, so negative is better; ± one standard error, from "
-        f"{source}. Helps and hurts mean beyond chance on these test images, at 5 % for a whole sentence (Student's t, Holm "
-        "for several threats). Equal clean error: interpolated by a monotone cubic along the front of each side, over the "
-        "clean errors that both reach; its standard error, and what a front owes to the luckiest of its points, by bootstrap."
+        f"± is one standard error, over {source}. Equal clean error: each side interpolated by a monotone cubic along its "
+        "front, and the difference averaged evenly over the clean errors of both fronts; its standard error, and what a "
+        "front owes to the luckiest of its points, by bootstrap. Beyond chance: at 5 %, by Student's t."
     )
 
 
@@ -158,16 +173,13 @@ def _answered(answer: Answer, folder: str) -> list[str]:
 
 def _table(points: Sequence[Point], on_front: dict[str, set[str]]) -> str:
     threats = measured_threats(points)
-    head = ["regularizer", "seeds", "clean", *(THREATS[t] for t in threats), "epochs trained", "seconds", "signs of masking"]
+    head = ["regularizer", "seeds", "clean", *(THREATS[t] for t in threats), "epochs trained", "signs of masking"]
     lines = [head, ["---", *["---:"] * (len(head) - 2), "---"]]
     for point in sorted(points, key=lambda p: (_rank(p), p.family, p.rows[0]["eta"], p.rows[0]["epsilon"])):
         cells = [_cell(point, t, point.regularizer in on_front.get(t, ())) for t in threats]
         masked = sorted({row["verdict"].removeprefix("masked: ") for row in point.rows if row["verdict"].startswith("masked")})
         trained = _mean([float(row["epochs_trained"]) for row in point.rows])
-        seconds = _mean([float(row["training_seconds"]) for row in point.rows])
-        at_once = max(row["runs_at_once"] for row in point.rows)
-        time = f"{seconds:.0f}" + (f" ({at_once} at once)" if at_once > 1 else "")
-        lines.append([f"`{point.regularizer}`", f"{point.seeds}", _cell(point, "clean"), *cells, f"{trained:g}", time])
+        lines.append([f"`{point.regularizer}`", f"{point.seeds}", _cell(point, "clean"), *cells, f"{trained:g}"])
         lines[-1].append("; ".join(masked) or "none")
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -3,54 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wassersmooth.study import figures
-from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, front, measured_threats
-from wassersmooth.study.frontier.questions import Answer, Curve, title_of
-from wassersmooth.study.kinds import COLORS, COMBINATION, TITLES, color_of
+from wassersmooth.study.frontier.points import THREATS, Point, compared_threats, front, measured_threats
+from wassersmooth.study.frontier.questions import Answer, Curve, place_of, title_of
+from wassersmooth.study.kinds import color_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Ways of training, and the kinds of each; a kind that is in none of them is a combination.
-WAYS = {
-    "none": ("none",),
-    "penalty, Euclidean or dual norm": ("euclidean", "euclidean-length", "tikhonov-euclidean", "dual-norm", "dual-length"),
-    "penalty, Wasserstein": ("wasserstein", "wasserstein-length", "uniform", "tikhonov", "tikhonov-curvature"),
-    "noise": ("euclidean-noise", "wasserstein-noise"),
-    "adversarial training": ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial"),
-}
-NOT_IN_OVERVIEW = ("pgd20_margin_8_pixel", "autoattack_8_pixel", "autoattack_2_pixel")  # weaker, or of few points
+NONE = "#000000"
+
+
+class Way(NamedTuple):
+    """A way of training, its color (Okabe and Ito's, which the color-blind can tell apart), its marker and its kinds."""
+
+    title: str
+    color: str
+    marker: str
+    kinds: tuple[str, ...]
+
+
+WAYS = (
+    Way("penalty, Euclidean", "#56b4e9", "o", ("euclidean", "euclidean-length", "tikhonov-euclidean")),
+    Way("penalty, dual norm", "#0072b2", "s", ("dual-norm", "dual-length")),
+    Way(
+        *("penalty, Wasserstein", "#d55e00", "D"),
+        ("wasserstein", "wasserstein-length", "uniform", "tikhonov", "tikhonov-curvature"),
+    ),
+    Way("noise", "#999999", "v", ("euclidean-noise", "wasserstein-noise")),
+    Way("adversarial training", "#009e73", "^", ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial")),
+)
+COMBINED = Way("penalty and adversarial training", "#cc79a7", "P", ())  # a kind that is in none of the others
+NOT_IN_OVERVIEW = ("autoattack_8_pixel", "autoattack_2_pixel")  # of few points
 LINES = ("-", "--", ":", "-.")
-MARKERS = ("o", "s", "^", "D", "v", "P")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 COLUMNS = 3
 DPI, PURPOSE = 130, "drawing a frontier"
 
 
 def overview_plot(points: Sequence[Point]) -> bytes:
-    """All of a variant in a panel for each threat: one color for each way of training, a line along its front."""
-    measured = measured_threats(points)
-    threats = [t for t in measured if t not in NOT_IN_OVERVIEW] if STRONGEST in measured else measured
+    """All of a variant in a panel for each threat: a color and a marker for each way of training, a line along its front."""
+    threats = [threat for threat in compared_threats(points) if threat not in NOT_IN_OVERVIEW]
     figure, panels = _grid(threats, 0.4)
-    ways = [(title, COLORS[kinds[0]], [p for p in points if p.kind in kinds]) for title, kinds in WAYS.items()]
-    combined = [p for p in points if not any(p.kind in kinds for kinds in WAYS.values())]
-    ways.append(("penalty and adversarial training", COMBINATION, combined))
-    for axes, threat in zip(panels, threats, strict=True):
-        for title, color, members in ways[1:]:
-            known = _spots(members, threat)
-            if not known:
+    known = {kind: way for way in WAYS for kind in way.kinds}
+    for number, (axes, threat) in enumerate(zip(panels, threats, strict=True)):
+        for way in (*WAYS, COMBINED):
+            members = [p for p in points if p.kind != "none" and known.get(p.kind, COMBINED) is way]
+            if not (spots := _spots(members, threat)):
                 continue
-            axes.plot(*zip(*known, strict=True), linestyle="none", color=color, alpha=0.35, marker="o", markersize=3.5,
-                      markeredgewidth=0)  # fmt: skip
+            style: dict[str, Any] = {"color": way.color, "marker": way.marker, "markeredgewidth": 0}
+            axes.plot(*zip(*spots, strict=True), linestyle="none", alpha=0.35, markersize=3.5, **style)
             best = _spots(front(members, threat), threat)
-            axes.plot(*zip(*best, strict=True), color=color, marker="o", markersize=4.0, linewidth=1.4, label=title)
-        _mark_plain(axes, _spots(ways[0][2], threat))
+            axes.plot(*zip(*best, strict=True), markersize=4.5, linewidth=1.4, label=way.title, **style)
+        _mark_plain(axes, _spots([p for p in points if p.kind == "none"], threat))
         _label(axes, threat)
-    _legend_below(figure, panels, columns=3)
+        if number % COLUMNS == 0 or threat == "flips":
+            axes.set_ylabel(_unit(threat), fontsize=8)
+    _legend_below(figure, panels, columns=4)
     return figures.to_png(figure, DPI)
 
 
@@ -59,8 +72,7 @@ def _mark_plain(axes: Axes, spots: Sequence[tuple[float, float]]) -> None:
     low, high = axes.get_ylim()
     for clean, robust in spots:
         far = bool(axes.lines) and robust > high + (high - low) / 4
-        axes.plot(clean, high if far else robust, "*", color=COLORS["none"], markersize=10, markeredgewidth=0, clip_on=False,
-                  label="none")  # fmt: skip
+        axes.plot(clean, high if far else robust, "*", color=NONE, markersize=10, markeredgewidth=0, label="none")
         if far:
             axes.set_ylim(low, high + (high - low) / 12)
             axes.annotate(f"{robust:.3g} ↑", (clean, high), (7, -3), textcoords="offset points", fontsize=8)
@@ -72,15 +84,14 @@ def _spots(points: Sequence[Point], threat: str) -> list[tuple[float, float]]:
 
 
 def family_plot(points: Sequence[Point], threat: str) -> bytes:
-    """One line for each family; the color is its kind, the marker tells those of one color apart."""
+    """One line for each family; the color is its kind, the marker and the line tell families apart."""
     figure = figures.sheet((9.0, 5.6), PURPOSE)
     axes = figure.add_subplot()
-    families = sorted(dict.fromkeys(point.family for point in points), key=_place)
-    drawn = Counter[str]()
-    for family in families:
-        color = color_of(family.partition(":")[0])
-        _line(axes, [p for p in points if p.family == family], threat, title_of(family), color, drawn[color])
-        drawn[color] += 1
+    families = dict.fromkeys(point.family for point in points if point.kind != "none")
+    for number, family in enumerate(sorted(families, key=place_of)):
+        members = [p for p in points if p.family == family]
+        _line(axes, members, threat, title_of(family), color_of(members[0].kind), number)
+    _mark_plain(axes, _spots([p for p in points if p.kind == "none"], threat))
     _label(axes, threat)
     axes.set_ylabel(_unit(threat))
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7.5, frameon=False)
@@ -94,7 +105,7 @@ def question_plot(answer: Answer) -> bytes:
 
 def variant_plot(points: Sequence[Point]) -> bytes:
     """All families of one variant."""
-    families = sorted(dict.fromkeys(point.family for point in points), key=_place)
+    families = sorted(dict.fromkeys(point.family for point in points), key=place_of)
     curves = [Curve(title_of(family), tuple(p for p in points if p.family == family)) for family in families]
     return _panels(str(points[0].variant), curves, tied=False)
 
@@ -150,8 +161,8 @@ def _line(axes: Axes, points: Sequence[Point], threat: str, title: str, color: s
         xerr=[_spread(p, "clean") for _, _, p in known],
         yerr=[_spread(p, threat) for _, _, p in known],
         color=color,
-        marker="*" if title == "none" else MARKERS[style % len(MARKERS)],
-        markersize=10 if title == "none" else 4.5,
+        marker=MARKERS[style % len(MARKERS)],
+        markersize=4.5,
         linestyle=LINES[style % len(LINES)] if joined else "none",
         linewidth=1.2,
         elinewidth=0.7,
@@ -175,8 +186,3 @@ def _label(axes: Axes, threat: str) -> None:
 
 def _unit(threat: str) -> str:
     return "label changes along a translation" if threat == "flips" else "robust error, %"
-
-
-def _place(family: str) -> tuple[int, str]:
-    order, kind = list(TITLES), family.partition(":")[0]
-    return order.index(kind) if kind in order else len(order), family

@@ -27,7 +27,7 @@ THREATS = {
 }
 FLIPS = ("flips_horizontal", "flips_vertical")  # each axis alone
 MORE_CLEAN = 5.0  # how many points of clean error the balanced choice of a kind may cost
-STRONGEST = "multitargeted20_8_pixel"
+STRONGEST, WEAKER = "multitargeted20_8_pixel", "pgd20_margin_8_pixel"
 CHOICES = {
     "balanced": f"the lowest mean error over the threats within {MORE_CLEAN:g} points of the plain network's clean error, "
     "or the lowest clean error where a kind has none there",
@@ -129,6 +129,12 @@ def base_variant(points: Sequence[Point]) -> Variant:
 def measured_threats(points: Iterable[Point]) -> list[str]:
     found = list(points)
     return [name for name in THREATS if any(point.values(name) for point in found)]
+
+
+def compared_threats(points: Iterable[Point]) -> list[str]:
+    """Without the weaker of two attacks on one threat, where the stronger one was made."""
+    measured = measured_threats(points)
+    return [name for name in measured if name != WEAKER or STRONGEST not in measured]
 
 
 def fronts(points: Sequence[Point]) -> dict[str, list[Point]]:

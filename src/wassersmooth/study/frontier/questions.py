@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wassersmooth.study import kinds
-from wassersmooth.study.frontier.comparison import Difference, Noise, all_clear, at_equal_clean, at_equal_strength
-from wassersmooth.study.frontier.points import THREATS, Point, Variant, base_variant, measured_threats
+from wassersmooth.study.frontier.comparison import UNSEEDED, Difference, Noise, all_clear, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.points import THREATS, Point, Variant, base_variant, compared_threats
 from wassersmooth.study.tables import counted, listed
 
 
@@ -37,6 +37,12 @@ def title_of(family: str) -> str:
     """``wasserstein:radius=2,mass=0.25`` in words."""
     kind, _, rest = family.partition(":")
     return ", ".join([kinds.title_of(kind), *(part.replace("=", " ") for part in rest.split(",") if part)])
+
+
+def place_of(family: str) -> tuple[int, str]:
+    """Where a family stands among others: by its kind, combinations last."""
+    order, kind = list(kinds.TITLES), family.partition(":")[0]
+    return order.index(kind) if kind in order else len(order), family
 
 
 def answers(points: Sequence[Point]) -> list[Answer]:
@@ -180,23 +186,21 @@ def _equal_clean_sentence(
     """Pairs of fronts, averaged where there are several."""
     found: dict[str, Difference] = {}
     cleans: list[float] = []
-    places = 0
-    for threat in measured_threats(p for pair in sides for side in pair for p in side):
+    for threat in compared_threats(p for pair in sides for side in pair for p in side):
         met = [meeting for a, b in sides if (meeting := at_equal_clean(a, b, threat, noise, at_first)) is not None]
         if met:
             found[threat] = Difference.average([m.difference for m in met])
             cleans += [end for m in met for end in (m.low, m.high)]
-            places = max(places, sum(m.places for m in met))
     if not found:
         return f"{subject}: no clean error that both sides reach within these rows."
-    where = f"{min(cleans):.1f} to {max(cleans):.1f} %, {counted(places, 'place')}"
     everyone = [p for pair in sides for side in pair for p in side]
-    return f"{subject} {_verdict(found, noise)}: at equal clean error ({where}; {_seeds(everyone)}) {_figures(found)}."
+    where = f"{min(cleans):.1f} to {max(cleans):.1f} %; {_seeds(everyone)}"
+    return f"{subject} {_verdict(found, noise)}: at equal clean error ({where}) {_figures(found)}."
 
 
 def _equal_strength_sentence(subject: str, pairs: Sequence[tuple[Point, Point]], noise: Noise) -> str:
     everyone = [point for pair in pairs for point in pair]
-    measures = ["clean", *measured_threats(everyone)]
+    measures = ["clean", *compared_threats(everyone)]
     found = {m: gap for m in measures if (gap := at_equal_strength(pairs, m, noise)) is not None}
     where = f"{counted(len(pairs), 'regularizer')}; {_seeds(everyone)}"
     return f"{subject} {_verdict(found, noise)}: at equal strength ({where}) {_figures(found)}."
@@ -208,8 +212,7 @@ def _kept(variant: Variant) -> str:
 
 
 def _verdict(found: dict[str, Difference], noise: Noise) -> str:
-    """Flips differ more from seed to seed than from image to image, so images alone decide nothing there."""
-    clear = all_clear({name: gap for name, gap in found.items() if name != "flips" or name not in noise.from_images})
+    clear = all_clear({name: gap for name, gap in found.items() if name not in UNSEEDED & noise.from_images})
     helps = [_label(name) for name in found if name in clear and clear[name].mean < 0]
     hurts = [_label(name) for name in found if name in clear and clear[name].mean > 0]
     parts = [f"helps with {listed(helps)}"] * bool(helps) + [f"hurts with {listed(hurts)}"] * bool(hurts)
