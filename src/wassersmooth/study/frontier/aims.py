@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wassersmooth.study.frontier.comparison import UNSEEDED, Difference, Noise, all_clear, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.comparison import Difference, all_clear, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, Variant, base_variant, held_out, mean_over
 from wassersmooth.study.frontier.prices import relative
 from wassersmooth.study.frontier.questions import title_of

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import statistics
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from wassersmooth.study.estimates import chance
-from wassersmooth.study.frontier.points import FLIPS, THREATS, Point, mean_over, undominated
+import numpy as np
 
-NORMAL = 1.96
+from wassersmooth.study.estimates import chance
+from wassersmooth.study.frontier.noise import DRAWS, Noise, fewest
+from wassersmooth.study.frontier.points import Point, mean_over, undominated
+
 LEVEL = 0.05
-FREEDOM = 3  # seeds beyond the first, over all points, that a spread can be told from
-MEDIAN = 0.455  # of the square of a normal variable, whose mean is 1
-OUTLIER = 20.0  # times the usual variance: a seed that collapsed, as FGSM training may, says nothing of other points
-UNSEEDED = frozenset({"flips", *FLIPS})  # differ more from seed to seed than from image to image: images decide nothing
-DRAWS = 400
 PLACES = 25  # clean errors at which two curves are compared
 CURVE = 3  # points that make one: a chord between two lies above every front
 
@@ -54,7 +50,7 @@ class Difference:
     def average(cls, several: Sequence[Difference]) -> Difference:
         """Of independent differences."""
         error = math.hypot(*(one.error for one in several)) / len(several)
-        return cls(statistics.fmean(one.mean for one in several), error, _fewest(one.freedom for one in several))
+        return cls(statistics.fmean(one.mean for one in several), error, fewest(one.freedom for one in several))
 
 
 def all_clear(found: Mapping[Name, Difference]) -> dict[Name, Difference]:
@@ -66,52 +62,6 @@ def all_clear(found: Mapping[Name, Difference]) -> dict[Name, Difference]:
             break
         result[name] = gap
     return result
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What chance does to a point, by measure: the luck of a seed, and the choice of test images, which all seeds share.
-
-    The spread over seeds is pooled over all points that have several. A point whose seeds are far more apart than is usual
-    stays out of the pool, and has its own spread. Where seeds are too few, the test images are all there is: their intervals
-    stand in every row. An error near 0 or 100 % moves less than one in the middle, so both are multiples of ``p (100 - p)``.
-
-    Attributes:
-        seeds: the variance of one run over seeds, for errors over ``p (100 - p)``; of the measures with enough of them.
-        images: likewise, over test images.
-        freedom: the degrees of freedom of both together (Satterthwaite); 0 for what the images alone tell.
-    """
-
-    seeds: dict[str, float]
-    images: dict[str, float]
-    freedom: dict[str, int]
-
-    @classmethod
-    def of(cls, points: Sequence[Point]) -> Noise:
-        names = [name for name in ("clean", *THREATS, *FLIPS) if any(point.values(name) for point in points)]
-        pooled = {name: found for name in names if (found := _over_seeds(points, name)) is not None}
-        seeds, images = {name: variance for name, (variance, _) in pooled.items()}, {n: _from_images(points, n) for n in names}
-        freedom = dict.fromkeys(names, 0)
-        for name, (variance, degrees) in pooled.items():
-            freedom[name] = math.floor(degrees * (1 + images[name] / variance) ** 2) if variance else degrees
-        return cls(seeds, images, freedom)
-
-    @property
-    def from_images(self) -> set[str]:
-        """The measures that have too few seeds."""
-        return self.images.keys() - self.seeds.keys()
-
-    def spread(self, point: Point, measure: str) -> float:
-        """The standard deviation of a point's mean. More seeds do not make more images."""
-        values = point.values(measure)
-        unit = _unit(measure, mean_over(point, [measure]))
-        usual = self.seeds.get(measure, 0.0) * unit
-        own = statistics.variance(values) if measure in self.seeds and len(values) > 1 else 0.0
-        return math.sqrt((own if own > OUTLIER * usual else usual) / len(values) + self.images.get(measure, 0.0) * unit)
-
-    def degrees(self, *measures: str) -> int:
-        """Of freedom, of the measure with the fewest."""
-        return _fewest(self.freedom.get(name, 0) for name in measures)
 
 
 @dataclass(frozen=True)
@@ -140,17 +90,17 @@ def at_equal_clean(
     if found is None:
         return None
     gap, places = found
-    spreads = [[(noise.spread(p, "clean"), noise.spread(p, threat)) for p in side] for side in sides]
-    chance = random.Random(0)
+    chance = np.random.default_rng(0)
+    moved = [[[noise.moved(p, name, chance) for name in ("clean", threat)] for p in side] for side in sides]
     drawn = []
-    for _ in range(DRAWS):
-        moved = [_moved(side, spread, chance) for side, spread in zip(spots, spreads, strict=True)]
-        if (again := _meeting(moved[0], moved[1], at_first)) is not None:
+    for k in range(DRAWS):
+        here, there = ([(clean[k], robust[k]) for clean, robust in side] for side in moved)
+        again = _meeting(here, there, at_first)
+        if again is not None:
             drawn.append(again[0])
     shift = statistics.fmean(drawn) - gap if drawn else 0.0
     error = statistics.stdev(drawn) if len(drawn) > 1 else math.inf
-    difference = Difference(gap - shift, error, noise.degrees("clean", threat))
-    return EqualClean(places[0], places[-1], difference)
+    return EqualClean(places[0], places[-1], Difference(gap - shift, error, noise.degrees("clean", threat)))
 
 
 def at_equal_strength(pairs: Sequence[tuple[Point, Point]], measure: str, noise: Noise) -> Difference | None:
@@ -158,14 +108,10 @@ def at_equal_strength(pairs: Sequence[tuple[Point, Point]], measure: str, noise:
     known = [(a - b, p, q) for p, q in pairs if (a := p.mean(measure)) is not None and (b := q.mean(measure)) is not None]
     if not known:
         return None
-    sides = [point for _, p, q in known for point in (p, q)]
-    spreads = [noise.spread(point, measure) for point in sides]
+    chance = np.random.default_rng(0)
+    drawn = np.mean([noise.moved(p, measure, chance) - noise.moved(q, measure, chance) for _, p, q in known], axis=0)
     mean = math.fsum(gap for gap, _, _ in known) / len(known)
-    return Difference(mean, math.hypot(*spreads) / len(known), noise.degrees(measure))
-
-
-def _moved(spots: Sequence[Spot], spreads: Sequence[Spot], chance: random.Random) -> list[Spot]:
-    return [(chance.gauss(c, sc), chance.gauss(r, sr)) for (c, r), (sc, sr) in zip(spots, spreads, strict=True)]
+    return Difference(mean, float(drawn.std(ddof=1)), noise.degrees(measure))
 
 
 def _meeting(first: Sequence[Spot], second: Sequence[Spot], at_first: bool) -> tuple[float, list[float]] | None:
@@ -223,37 +169,3 @@ def _end_slope(near: tuple[float, float], far: tuple[float, float]) -> float:
     """By a parabola through three points, not rising and not too steep for a monotone cubic."""
     (h0, d0), (h1, d1) = near, far
     return max(3 * d0, min(0.0, ((2 * h0 + h1) * d0 - h0 * d1) / (h0 + h1)))
-
-
-def _over_seeds(points: Sequence[Point], measure: str) -> tuple[float, int] | None:
-    """The variance over seeds in units, and its degrees of freedom; None where too few points have several."""
-    seeded = [values for point in points if len(values := point.values(measure)) > 1]
-    known = [(statistics.variance(v), _unit(measure, statistics.fmean(v)), len(v) - 1) for v in seeded]
-    known = [one for one in known if one[1]]
-    if known:
-        usual = statistics.median(variance / unit for variance, unit, _ in known) / MEDIAN
-        known = [one for one in known if one[0] <= OUTLIER * usual * one[1]]
-    freedom = sum(degrees for *_, degrees in known)
-    if freedom < FREEDOM:
-        return None
-    squares, units = (math.fsum(one[k] * one[2] for one in known) for k in (0, 1))
-    return squares / units, freedom
-
-
-def _from_images(points: Sequence[Point], measure: str) -> float:
-    """The variance by the choice of test images in units, from the intervals."""
-    names = FLIPS if measure == "flips" else (measure,)
-    squares = units = 0.0
-    for row in (row for point in points for row in point.rows):
-        for low, high in (row["intervals"][name] for name in names if name in row["intervals"]):
-            squares += ((high - low) / (2 * NORMAL)) ** 2
-            units += _unit(measure, (low + high) / 2)
-    return squares / units if units else 0.0
-
-
-def _fewest(degrees: Iterable[int]) -> int:
-    return min((one for one in degrees if one), default=0)
-
-
-def _unit(measure: str, value: float) -> float:
-    return 1.0 if measure.startswith("flips") else max(0.0, value * (100 - value))

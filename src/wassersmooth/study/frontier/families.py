@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wassersmooth.study.frontier.comparison import UNSEEDED, EqualClean, Noise, all_clear, at_equal_clean
+from wassersmooth.study.frontier.comparison import EqualClean, all_clear, at_equal_clean
+from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import THREATS, Point, base_variant, compared_threats
 from wassersmooth.study.frontier.prices import relative
 from wassersmooth.study.frontier.questions import place_of, title_of

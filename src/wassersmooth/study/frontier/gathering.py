@@ -14,8 +14,9 @@ from wassersmooth.study import rows
 from wassersmooth.study.config import RunConfig, flatten
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier.points import THREATS, chosen, fronts, points_of
+from wassersmooth.study.measured_rows import wrong_images
 from wassersmooth.study.rows import Row
-from wassersmooth.study.runs import EVALUATIONS, Run, read_json, runs_in
+from wassersmooth.study.runs import EVALUATIONS, MEASURED, Run, read_json, runs_in
 from wassersmooth.study.screen import Screen
 
 KEY = ("family", "regularizer", "activation", "augment", "epochs", "patience", "patience_on", "seed")
@@ -24,7 +25,7 @@ HARNESS = frozenset(
     {"dataset", "train_images", "validation", "split_seed", "model", "normalize", "precision"}
     | {"batch_size", "learning_rate", "momentum", "weight_decay", "eta_ramp"}
 )
-PER_MEASURE = ("errors", "intervals", "images")  # entries of a row by the name of a measure
+PER_MEASURE = ("errors", "intervals", "images", "wrong")  # entries of a row by the name of a measure
 
 
 def gather(folders: Sequence[Path], results: Path, screen: Screen) -> list[Row]:
@@ -70,12 +71,15 @@ def row_of(run: Run) -> Row:
     row |= {"images": {entry["name"]: entry["images"] for entry in evaluation.get("entries", [])}}
     row |= {"intervals": {name: [round(end, 3) for end in ends] for name, ends in intervals.items()}}
     row |= {"flips": _rounded(evaluation["flips"]), "verdict": evaluation["verdict"]}
+    subject = {name: evaluation.get(name) for name in ("model_sha256", "test_sha256")}
+    seen = wrong_images(run.folder / MEASURED["test"], subject)
+    row |= {"wrong": {name: bits for name, bits in seen.items() if name in row["errors"]}} | subject
     row |= {"training_seconds": origin["seconds"], "runs_at_once": config.machine.parallel}
     row |= {"commit": origin.get("commit"), "hardware": origin.get("device")}
     if (run.folder / EVALUATIONS["validation"]).is_file():
         held_out = run.evaluation("validation")
         row["validation"] = {"errors": _rounded(held_out["errors"]), "flips": _rounded(held_out["flips"])}
-    return row | {"model_sha256": evaluation.get("model_sha256"), "front": []}
+    return row | {"front": []}
 
 
 def family_of(config: RunConfig) -> str:
@@ -95,7 +99,7 @@ def united(old: Row | None, new: Row) -> Row:
     for name in old["errors"]:
         if old["images"].get(name, 0) > new["images"].get(name, 0) or name not in new["errors"]:
             for entry in PER_MEASURE:
-                result[entry] |= {name: old[entry][name]} if name in old[entry] else {}
+                result[entry] |= {name: old[entry][name]} if name in old.get(entry, {}) else {}
     if old["verdict"].startswith("masked") and not new["verdict"].startswith("masked"):
         result["verdict"] = old["verdict"]
     return result

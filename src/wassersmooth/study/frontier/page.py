@@ -9,9 +9,9 @@ from pathlib import Path
 from wassersmooth.robustness import suites
 from wassersmooth.study import durable
 from wassersmooth.study.frontier.aims import aims
-from wassersmooth.study.frontier.comparison import Noise
 from wassersmooth.study.frontier.families import standings_table
 from wassersmooth.study.frontier.gathering import Frontier
+from wassersmooth.study.frontier.noise import Noise
 from wassersmooth.study.frontier.plots import family_plot, overview_plot, question_plot, variant_plot
 from wassersmooth.study.frontier.points import (
     CHOICES,
@@ -154,9 +154,9 @@ def _harness(frontier: Frontier, points: Sequence[Point]) -> str:
 def _reading(noise: Noise) -> str:
     measures = {"clean": "clean", **THREATS}
     unseeded = [measures[name] for name in noise.images if name in noise.from_images and name in measures]
-    source = "seeds, pooled over all points, and test images together"
+    source = "seeds, pooled over all points, and test images, the same for all of them, together"
     if not noise.seeds:
-        source = "test images alone, for want of seeds: each point is one network, and another seed may move it as much"
+        source = "test images alone, the same for all points, for want of seeds: another seed may move a point as much"
     elif unseeded:
         source += f" (for {', '.join(unseeded)}: test images alone, for want of seeds)"
     return (

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wassersmooth.study import kinds
-from wassersmooth.study.frontier.comparison import UNSEEDED, Difference, Noise, all_clear, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.comparison import Difference, all_clear, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import THREATS, Point, Variant, base_variant, compared_threats
 from wassersmooth.study.tables import counted, listed
 

@@ -1,0 +1,135 @@
+"""What chance does to the points of a frontier: the luck of seeds, and the choice of test images."""
+
+from __future__ import annotations
+
+import base64
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from wassersmooth.study.frontier.points import FLIPS, THREATS, Point, mean_over, value_of
+
+Draws = npt.NDArray[np.float64]
+
+NORMAL = 1.96
+FREEDOM = 3  # seeds beyond the first, over all points, that a spread can be told from
+MEDIAN = 0.455  # of the square of a normal variable, whose mean is 1
+OUTLIER = 20.0  # times the usual variance: a seed that collapsed, as FGSM training may, says nothing of other points
+UNSEEDED = frozenset({"flips", *FLIPS})  # differ more from seed to seed than from image to image: images decide nothing
+DRAWS = 400
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What chance does to a point, by measure: the luck of a seed, and the choice of test images, which all points share.
+
+    The spread over seeds is pooled over all points that have several. A point whose seeds are far more apart than is usual
+    stays out of the pool, and has its own spread. An error near 0 or 100 % moves less than one in the middle, so variances are
+    multiples of ``p (100 - p)``. Test images are drawn anew for all points at once, where the rows say which images are wrong;
+    else each point has its own, as wide as the intervals of the rows.
+
+    Attributes:
+        seeds: the variance of one run over seeds, for errors over ``p (100 - p)``; of the measures with enough of them.
+        images: likewise, over test images.
+        freedom: the degrees of freedom of the seeds; 0 for what the images alone tell.
+        paired: whether all rows are about the same images.
+    """
+
+    seeds: dict[str, float]
+    images: dict[str, float]
+    freedom: dict[str, int]
+    paired: bool = False
+
+    @classmethod
+    def of(cls, points: Sequence[Point]) -> Noise:
+        names = [name for name in ("clean", *THREATS, *FLIPS) if any(point.values(name) for point in points)]
+        pooled = {name: found for name in names if (found := _over_seeds(points, name)) is not None}
+        seeds, images = {name: variance for name, (variance, _) in pooled.items()}, {n: _from_images(points, n) for n in names}
+        freedom = dict.fromkeys(names, 0) | {name: degrees for name, (_, degrees) in pooled.items()}
+        subjects = {row.get("test_sha256") if "wrong" in row else None for point in points for row in point.rows}
+        return cls(seeds, images, freedom, len(subjects) == 1 and None not in subjects)
+
+    @property
+    def from_images(self) -> set[str]:
+        """The measures that have too few seeds."""
+        return self.images.keys() - self.seeds.keys()
+
+    def spread(self, point: Point, measure: str) -> float:
+        """The standard deviation of a point's mean. More seeds do not make more images."""
+        return math.hypot(self._over_seeds(point, measure), self._over_images(point, measure))
+
+    def moved(self, point: Point, measure: str, chance: np.random.Generator) -> Draws:
+        """The point's mean in many studies, the same images in each of them for all points. # shape: (DRAWS,)"""
+        mean: Draws = mean_over(point, [measure]) + chance.normal(0, self._over_seeds(point, measure), DRAWS)
+        rows = [row for row in point.rows if value_of(row, measure) is not None]
+        if not (self.paired and all(measure in row["wrong"] for row in rows)):
+            mean += chance.normal(0, self._over_images(point, measure), DRAWS)
+            return mean
+        mean += sum(deviations(row["wrong"][measure], row["images"][measure]) for row in rows) / len(rows)
+        return mean
+
+    def degrees(self, *measures: str) -> int:
+        """Of freedom, of the measure with the fewest."""
+        return fewest(self.freedom.get(name, 0) for name in measures)
+
+    def _over_seeds(self, point: Point, measure: str) -> float:
+        values = point.values(measure)
+        usual = self.seeds.get(measure, 0.0) * _unit(measure, mean_over(point, [measure]))
+        own = statistics.variance(values) if measure in self.seeds and len(values) > 1 else 0.0
+        return math.sqrt((own if own > OUTLIER * usual else usual) / len(values))
+
+    def _over_images(self, point: Point, measure: str) -> float:
+        return math.sqrt(self.images.get(measure, 0.0) * _unit(measure, mean_over(point, [measure])))
+
+
+@cache
+def deviations(packed: str, images: int) -> Draws:
+    """How far an error in percent is off on test images that are drawn anew, the same for all rows. # shape: (DRAWS,)"""
+    wrong = np.unpackbits(np.frombuffer(base64.b64decode(packed), dtype=np.uint8), count=images)
+    counts = _counts(images)
+    return np.asarray(100 * (wrong @ counts) / counts.sum(0) - 100 * wrong.mean())
+
+
+@cache
+def _counts(images: int) -> Draws:
+    """How often each image is drawn. Few images are the first of many, as when they are measured. # shape: (images, DRAWS)"""
+    return np.random.default_rng(0).poisson(1.0, (images, DRAWS)).astype(np.float64)
+
+
+def _over_seeds(points: Sequence[Point], measure: str) -> tuple[float, int] | None:
+    """The variance over seeds in units, and its degrees of freedom; None where too few points have several."""
+    seeded = [values for point in points if len(values := point.values(measure)) > 1]
+    known = [(statistics.variance(v), _unit(measure, statistics.fmean(v)), len(v) - 1) for v in seeded]
+    known = [one for one in known if one[1]]
+    if known:
+        usual = statistics.median(variance / unit for variance, unit, _ in known) / MEDIAN
+        known = [one for one in known if one[0] <= OUTLIER * usual * one[1]]
+    freedom = sum(degrees for *_, degrees in known)
+    if freedom < FREEDOM:
+        return None
+    squares, units = (math.fsum(one[k] * one[2] for one in known) for k in (0, 1))
+    return squares / units, freedom
+
+
+def _from_images(points: Sequence[Point], measure: str) -> float:
+    """The variance by the choice of test images in units, from the intervals."""
+    names = FLIPS if measure == "flips" else (measure,)
+    squares = units = 0.0
+    for row in (row for point in points for row in point.rows):
+        for low, high in (row["intervals"][name] for name in names if name in row["intervals"]):
+            squares += ((high - low) / (2 * NORMAL)) ** 2
+            units += _unit(measure, (low + high) / 2)
+    return squares / units if units else 0.0
+
+
+def fewest(degrees: Iterable[int]) -> int:
+    return min((one for one in degrees if one), default=0)
+
+
+def _unit(measure: str, value: float) -> float:
+    return 1.0 if measure.startswith("flips") else max(0.0, value * (100 - value))
