@@ -1,0 +1,211 @@
+"""How two sides of a frontier compare: estimates are right on average, and errors are what many studies would spread."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from study.fake_frontier import IMAGES, SILENT, fake_run, made_up, write_evaluation
+
+from wassersmooth.study.frontier import comparison
+from wassersmooth.study.frontier.comparison import Difference, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.gathering import Frontier, gather
+from wassersmooth.study.frontier.noise import Noise
+from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, points_of
+
+USUAL = {"activation": "softplus", "augment": False, "epochs": 24, "patience": None, "patience_on": "clean"}
+KNOWN_NOISE = Noise({"clean": 0.4**2 / (20 * 80), STRONGEST: 0.8**2 / (75 * 25)}, {}, {"clean": 20, STRONGEST: 20})
+
+
+@pytest.mark.parametrize("curve", [[(10, 50), (12, 41), (17, 30), (26, 27), (30, 20)], [(10, 50), (20, 30)], [(10, 50)]])
+def test_fronts_are_monotone_cubics(curve: list[tuple[float, float]]) -> None:
+    cleans, robusts = (list(part) for part in zip(*curve, strict=True))
+    x = [10 + (cleans[-1] - 10) * k / 200 for k in range(201)]
+    found = comparison._on_front(curve, x)
+    assert comparison._on_front(curve, cleans) == pytest.approx(robusts)
+    assert all(after <= before + 1e-9 for before, after in itertools.pairwise(found))
+    if len(curve) > 2:
+        interpolate = pytest.importorskip("scipy.interpolate")
+        assert found == pytest.approx(interpolate.PchipInterpolator(cleans, robusts)(x).tolist(), abs=1e-9)
+
+
+def on_a_curve(cleans: Sequence[float], chance: random.Random, kind: str = "euclidean", **settings: Any) -> list[Point]:
+    """One run each on the convex curve that every way of training has, moved by chance."""
+    points = []
+    for clean in cleans:
+        errors = {"clean": chance.gauss(clean, 0.4), STRONGEST: chance.gauss(60 + 40 * math.exp(-(clean - 16) / 6), 0.8)}
+        row = {"errors": errors, "flips": {}, "intervals": {}, "regularizer": f"{kind}:{clean:g}", "family": kind}
+        points.append(Point(({**row, **USUAL, **settings, "kind": kind},)))
+    return points
+
+
+def test_a_variant_that_changes_nothing_is_not_said_to() -> None:
+    """It has two points, and the base many: a chord between the two would lie above the curve of the others."""
+    gaps = []
+    for trial in range(60):
+        chance = random.Random(trial)
+        base, few = on_a_curve((17, 18, 20, 24, 30, 37), chance), on_a_curve((20, 36), chance)
+        met = at_equal_clean(few, base, STRONGEST, KNOWN_NOISE, at_first=True)
+        assert met is not None
+        gaps.append(met.difference)
+    assert statistics.fmean(gap.mean for gap in gaps) == pytest.approx(0, abs=0.3)
+    assert sum(gap.clear for gap in gaps) <= 8
+    better = at_equal_clean(few, on_a_curve((17, 18, 20, 24, 30, 37), random.Random(0)), STRONGEST, KNOWN_NOISE)
+    assert better is not None, "and the other way round the base has points between"
+
+
+def test_points_that_are_only_nearly_equal_are_not_compared() -> None:
+    chance = random.Random(0)
+    quiet = Noise(dict.fromkeys(KNOWN_NOISE.seeds, 0.0), {}, KNOWN_NOISE.freedom)
+    one, other, dense = (on_a_curve(cleans, chance) for cleans in ((20.0,), (23.0,), (24, 28, 33)))
+    assert at_equal_clean(one, other, STRONGEST, quiet) is None
+    assert at_equal_clean(one, dense, STRONGEST, quiet) is None
+    assert at_equal_clean(on_a_curve((28,), chance), dense, STRONGEST, quiet) is not None
+
+
+def test_nothing_is_compared_beyond_the_end_of_a_front() -> None:
+    """A stronger one was no better there: its end has a lower clean error than the others have."""
+    falling = [(clean, 100 - 2 * clean) for clean in (17.0, 20.0, 25.0, 30.0)]
+    ending = [(17.0, 70.0), (19.0, 62.0), (21.0, 58.0), (26.0, 59.0), (31.0, 64.0)]
+    met = comparison._meeting(falling, ending, False)
+    assert met is not None
+    assert (met[1][0], met[1][-1], len(met[1])) == (17.0, 21.0, comparison.PLACES)
+    rising = [[(clean, 1.5 * clean + gap) for clean in (start, 20.0, 25.0)] for start, gap in ((17.0, 0.0), (18.0, 2.0))]
+    assert comparison._meeting(*rising, False) is None  # both fronts are one point, at unequal clean errors
+
+
+def test_places_do_not_depend_on_the_strengths_that_were_tried() -> None:
+    """One side is two points better at low clean errors and two worse at high ones: on the whole it is no better."""
+    base = [(float(clean), 100.0 - 2 * clean) for clean in range(16, 33, 2)]
+    for cleans in ((16, 17, 18, 19, 32), (16, 24, 32), (16, 29, 30, 31, 32)):
+        turned = [(float(c), 100.0 - 2 * c + (c - 24) / 4) for c in cleans]
+        met = comparison._meeting(turned, base, False)
+        assert met is not None
+        assert met[0] == pytest.approx(0, abs=1e-9)
+    two = comparison._meeting([(18.0, 60.0), (30.0, 40.0)], base, False)
+    assert two is not None
+    assert two[1] == [18.0, 30.0]  # no chord
+
+
+def test_a_sentence_is_wrong_once_in_twenty_times_over_all_its_threats() -> None:
+    chance, said = random.Random(0), 0
+    for _ in range(400):
+        found = {name: Difference(chance.gauss(0, 1), 1.0) for name in THREATS}
+        said += bool(comparison.all_clear(found))
+    assert said <= 32  # 20 are expected, of 400
+    mixed = {"a": Difference(9, 1), "b": Difference(2.3, 1), "c": Difference(0, 1), "d": Difference(2.2, 1, freedom=3)}
+    assert set(comparison.all_clear(mixed)) == {"a"}
+    assert set(comparison.all_clear({"a": Difference(9, 1), "b": Difference(2.3, 1)})) == {"a", "b"}
+    assert not Difference(0, 0).clear
+    assert Difference(1, 0).clear
+
+
+def test_a_collapsed_seed_does_not_hide_the_others() -> None:
+    """FGSM training may fail altogether with one seed: that is its own spread, and nobody else's."""
+    chance = random.Random(0)
+    rows = [[{STRONGEST: chance.gauss(70, 0.8)} for _ in range(2)] for _ in range(40)] + [
+        [{STRONGEST: 68.0}, {STRONGEST: 97.0}]
+    ]
+    points = [Point(tuple({"errors": errors, "flips": {}, "intervals": {}} for errors in seeds)) for seeds in rows]
+    noise = Noise.of(points)
+    assert noise.freedom[STRONGEST] == 40
+    assert noise.spread(points[0], STRONGEST) == pytest.approx(0.8 / math.sqrt(2), rel=0.4)
+    assert noise.spread(points[-1], STRONGEST) == pytest.approx(29 / 2, rel=0.01)
+
+
+def wobbling(count: int, seeds: int, gap: float, chance: random.Random) -> list[Point]:
+    """Points along a straight line of slope -2, with a standard deviation of one in both errors of every run."""
+    points = []
+    for i in range(count):
+        clean = 17 + 8 * i / (count - 1)
+        true = {"clean": clean, "elastic_1.5": 60 - 2 * (clean - 20) + gap}
+        runs = [{name: chance.gauss(value, 1) for name, value in true.items()} for _ in range(seeds)]
+        points.append(Point(tuple({"errors": errors, "flips": {}, "intervals": {}} for errors in runs)))
+    return points
+
+
+@pytest.mark.parametrize("gap", [0, -5])
+def test_the_standard_error_at_equal_clean_error_is_the_spread_of_many_studies(gap: float) -> None:
+    scales = {"clean": 1 / (20 * 80), "elastic_1.5": 1 / (60 * 40)}
+    noise = Noise(scales, {}, dict.fromkeys(scales, 30))
+    met = []
+    for trial in range(80):
+        chance = random.Random(trial)
+        found = at_equal_clean(wobbling(4, 3, gap, chance), wobbling(6, 3, 0, chance), "elastic_1.5", noise)
+        assert found is not None
+        met.append(found.difference)
+    assert statistics.fmean(d.mean for d in met) == pytest.approx(gap, abs=0.5)
+    assert statistics.median(d.error for d in met) == pytest.approx(statistics.stdev(d.mean for d in met), rel=0.35)
+    clear = sum(d.clear for d in met) / len(met)
+    assert clear < 0.15 if gap == 0 else clear > 0.9
+
+
+def test_few_seeds_ask_for_larger_differences() -> None:
+    scales = {"clean": 0.01, "elastic_1.5": 0.01}
+    assert Noise(scales, {}, {"clean": 30, "elastic_1.5": 3}).degrees("clean", "elastic_1.5") == 3
+    assert Noise(scales, {}, {"clean": 0, "elastic_1.5": 7}).degrees("clean", "elastic_1.5") == 7
+    assert [Difference(t, 1, freedom=3).clear for t in (3.18, 3.19)] == [False, True]  # the quantile is 3.182
+    assert [Difference(t, 1).clear for t in (1.95, 1.97)] == [False, True]
+    average = Difference.average([Difference(1, 3, 2), Difference(2, 4, 3)])
+    assert (average.mean, average.error, average.freedom) == (1.5, 2.5, 2)
+
+
+def test_chance_is_told_from_seeds_and_less_of_it_near_the_ends(tmp_path: Path) -> None:
+    """Errors of 50 and 100 % that spread like binomial ones: one scale fits both."""
+    for seed, wobble in enumerate((-1, 0, 1)):
+        for text, robust in (("euclidean:eta=1", 50 + wobble), ("euclidean:eta=2", 100.0), ("euclidean:eta=3", 50 - wobble)):
+            place = fake_run(tmp_path, text, seed)
+            write_evaluation(place, made_up(text) | {"pgd20_margin_8_pixel": robust, "autoattack_8_pixel": 50.0}, 4)
+    gather([tmp_path], tmp_path / "frontier.json", SILENT)
+    weak, strong, third = points_of(Frontier.at(tmp_path / "frontier.json").rows)
+    name = "pgd20_margin_8_pixel"
+    noise = Noise.of([weak, strong, third])
+    assert noise.seeds[name] * 50 * 50 == pytest.approx(1.0)
+    assert noise.images[name] == pytest.approx(1 / IMAGES, rel=0.01)
+    assert noise.freedom[name] == 4  # an error of 100 % cannot spread, and tells nothing
+    assert noise.spread(weak, name) == pytest.approx(math.sqrt(1 / 3 + 50 * 50 / IMAGES), rel=0.01)
+    assert noise.spread(strong, name) == 0
+    alone = Noise.of([type(weak)(weak.rows[:1])])
+    assert alone.from_images == set(alone.images)
+    assert not alone.seeds
+    for other in (strong, type(strong)(strong.rows[:1])):  # more seeds do not make more images
+        gap = at_equal_strength([(weak, other)], "autoattack_8_pixel", alone)
+        assert gap is not None
+        assert gap.error == pytest.approx(math.sqrt(2 * 50 * 50 / IMAGES), rel=0.15)  # by draws
+
+
+def on_images(wrong: dict[str, npt.NDArray[np.bool_]], regularizer: str = "euclidean:eta=1", **changes: Any) -> Point:
+    """A network that is wrong on these images."""
+    packed = {name: base64.b64encode(np.packbits(bits).tobytes()).decode() for name, bits in wrong.items()}
+    row = {"errors": {name: 100 * bits.mean() for name, bits in wrong.items()}, "flips": {}, "intervals": {}, "wrong": packed}
+    row |= {"images": {name: len(bits) for name, bits in wrong.items()}, "test_sha256": "the same", "regularizer": regularizer}
+    return Point(({**row, **USUAL, "family": regularizer, "kind": "euclidean", **changes},))
+
+
+def test_networks_are_compared_on_the_same_images() -> None:
+    """Two that are wrong on nearly the same images differ by chance in the few others alone."""
+    dice = np.random.default_rng(0)
+    hard = dice.random(2003) < 0.4  # not a multiple of eight
+    other = hard ^ (dice.random(2003) < 0.01)
+    first, second = (on_images({STRONGEST: bits}) for bits in (hard, other))
+    noise = Noise.of([first, second])
+    assert noise.paired
+    gap = at_equal_strength([(first, second)], STRONGEST, noise)
+    assert gap is not None
+    apart = (hard ^ other).mean()  # the variance of a paired difference of 0 and 1
+    assert gap.error == pytest.approx(100 * math.sqrt(apart / 2003), rel=0.15)
+    assert gap.error < 0.25 * math.sqrt(2 * 40 * 60 / 2003)
+    elsewhere = on_images({STRONGEST: other}, test_sha256="another set")
+    assert not Noise.of([first, elsewhere]).paired
+    few = on_images({STRONGEST: hard[:1001]})  # an expensive attack is made on the first images
+    spread = (noise.moved(p, STRONGEST, np.random.default_rng(0)) - (p.mean(STRONGEST) or 0) for p in (first, few))
+    assert np.corrcoef(*spread)[0, 1] == pytest.approx(math.sqrt(0.5), abs=0.1)
