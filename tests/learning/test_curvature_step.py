@@ -157,3 +157,17 @@ def test_outputs_that_are_no_logits_are_refused_in_the_words_of_the_objective():
     for step in (lambda *given: curvature()(model, *given), traced(curvature(), model)):
         with pytest.raises(ValueError, match=r"outputs of shape \(B, classes\); got \(4,\); flatten them"):
             step(images, labels)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_outputs_in_another_precision(loss, device, seeded):
+    class Narrow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, CLASSES)
+
+        def forward(self, x):
+            return torch.tanh(self.linear(x.flatten(1))).float()
+
+    images, labels = batch(device=device)
+    assert_steps_are_ordinary(curvature(loss=loss), Narrow().double().to(device), images, labels, seeded, 1e-5)

@@ -319,3 +319,28 @@ def test_threads_share_what_is_compiled(monkeypatch):
     finally:
         sys.setswitchinterval(interval)
     assert len(compiled._known) == 2
+
+
+@pytest.mark.parametrize(
+    "objective", [GradientPenalty(METRIC, 3.0), Tikhonov(METRIC, 3.0), Tikhonov(METRIC, 3.0, laplacian=None)]
+)
+def test_draws_that_have_a_slope_are_refused(objective, device):
+    """Taken for constants, as draws are, they would give gradients that are off by a third."""
+    images, labels = batch(device=device)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.RReLU(), nn.Linear(16, 3)).double().to(device)
+    with pytest.raises(
+        RuntimeError, match=r"cannot be traced \(aten.rrelu_with_noise_functional.default draws .* use the objective"
+    ):
+        traced(objective, model)(images, labels)
+    traced(Plain(), model)(images, labels)  # which needs no slopes
+
+
+def test_an_eta_that_is_learned_from_now_on_goes_the_ordinary_way(device):
+    images, labels = batch(device=device)
+    eta = torch.tensor(0.5, dtype=torch.float64, device=device)
+    gradients = traced(GradientPenalty(METRIC, eta), smooth_net(device))
+    gradients(images, labels)
+    assert eta.grad is None
+    eta.requires_grad_()
+    gradients(images, labels)
+    assert eta.grad is not None

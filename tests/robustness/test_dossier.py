@@ -1,7 +1,9 @@
 """evaluate(): rows, numbers, reproducibility, the state of the model, and one clear error for each kind of bad input."""
 
 import copy
+import gc
 import json
+import weakref
 from typing import get_args
 
 import numpy as np
@@ -12,7 +14,7 @@ from robustness.test_attack_side_effects import assert_same, noisy_model, snapsh
 from torch import nn
 
 from wassersmooth.normalized import Normalized
-from wassersmooth.robustness import measurement, suites
+from wassersmooth.robustness import dossier, measurement, suites
 from wassersmooth.robustness.attacks import FGSM, IFGSM
 from wassersmooth.robustness.corruptions import PARAMETERS, Corruption
 from wassersmooth.robustness.dossier import evaluate
@@ -397,3 +399,43 @@ def test_progress_has_to_be_a_function():
     model, images, labels = case(count=5)
     with pytest.raises(ValueError, match=r"progress must be a function of \(done, total, name\); got True; print is one"):
         evaluate(model, images, labels, "quick", progress=True)
+
+
+def test_a_progress_that_draws_changes_nothing():
+    _, images, labels = case(count=300)  # more than a batch
+    model = noisy_model()
+    quiet = evaluate(model, images, labels, "quick", seed=1)
+    assert evaluate(model, images, labels, "quick", seed=1, progress=lambda *call: torch.rand(3)) == quiet
+
+
+def test_nothing_of_an_evaluation_stays(monkeypatch):
+    kept = []
+
+    class Watched(dossier.Measurement):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            kept.append(weakref.ref(self))
+
+    monkeypatch.setattr(dossier, "Measurement", Watched)
+    model, images, labels = case(count=20)
+    gc.collect()
+    gc.disable()
+    try:
+        evaluate(model, images, labels, "quick")
+        assert kept[0]() is None  # at once, on a device that others wait for
+    finally:
+        gc.enable()
+
+
+def test_running_out_of_memory_elsewhere_is_not_taken_for_a_batch_that_does_not_fit():
+    model, images, labels = case(count=300)
+    calls = []
+
+    def full(done, total, name):
+        calls.append(name)
+        if "images" in name:
+            raise torch.OutOfMemoryError("somebody else")
+
+    with pytest.raises(torch.OutOfMemoryError, match="somebody else"):
+        evaluate(model, images, labels, "standard", progress=full)
+    assert calls == ["clean", "clean, 128 of 300 images"]

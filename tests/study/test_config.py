@@ -194,7 +194,7 @@ def test_a_combination_is_what_it_is_written_as_and_comes_back(penalty: str, att
     ("text", "complaint"),
     [
         ("wassersteen:eta=1", "regularizer must be one of none, euclidean, wasserstein"),
-        ("wasserstein:eta=1,radius=0", "needs a radius"),
+        ("wasserstein:eta=1,radius=0", "needs a radius of at least 1 pixel; got radius=0 in wasserstein:eta=1; write"),
         ("euclidean", "eta is positive"),
         ("euclidean:eta=nan", "eta must be a finite number"),
         ("none:eta=1", "eta is positive for every regularizer but none; got none:eta=1; leave its eta out"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from wassersmooth.study.frontier.comparison import at_equal_clean
 from wassersmooth.study.frontier.gathering import Frontier, gather, marked, row_of, united
 from wassersmooth.study.frontier.noise import Noise
 from wassersmooth.study.frontier.page import page_text, write_page
-from wassersmooth.study.frontier.points import THREATS, base_variant, chosen, fronts, points_of
+from wassersmooth.study.frontier.points import STRONGEST, THREATS, base_variant, chosen, fronts, points_of
 from wassersmooth.study.measured_rows import MeasuredRows
 from wassersmooth.study.regularizers import KINDS
 from wassersmooth.study.runs import Run
@@ -394,3 +396,48 @@ def test_the_committed_page_is_what_its_rows_say() -> None:
     for line in text.splitlines():
         if line.startswith("!["):
             assert (results.parent / line.partition("](")[2].removesuffix(")")).exists()
+
+
+def test_kinds_of_a_later_version_are_shown(tmp_path: Path) -> None:
+    for text in ("none", "euclidean:eta=0.5", "euclidean:eta=1"):
+        fake_run(tmp_path / "a", text)
+    results = tmp_path / "frontier.json"
+    gather([tmp_path / "a"], results, SILENT)
+    stored = json.loads(results.read_text())
+    new = [row | {"kind": "hyperbolic", "family": "hyperbolic:radius=2.5,adaptive"} for row in stored["rows"]]
+    new = [row | {"regularizer": f"{row['family']},eta={row['eta']}"} for row in new]
+    results.write_text(json.dumps(stored | {"rows": stored["rows"] + new}))
+    assert "hyperbolic, radius 2.5, adaptive" in write_page(results).read_text()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda row: 3, "expected an object, got int"),
+        (lambda row: {k: v for k, v in row.items() if k not in ("epsilon", "errors")}, "without epsilon, errors"),
+        (lambda row: row | {"errors": row["errors"] | {"clean": math.nan}}, "clean is nan"),
+    ],
+)
+def test_a_damaged_row_is_named(tmp_path: Path, damage: Callable[[dict[str, Any]], Any], message: str) -> None:
+    for text in ("none", "euclidean:eta=0.5"):
+        fake_run(tmp_path / "a", text)
+    results = tmp_path / "frontier.json"
+    gather([tmp_path / "a"], results, SILENT)
+    stored = json.loads(results.read_text())
+    results.write_text(json.dumps(stored | {"rows": [stored["rows"][0], damage(stored["rows"][1])]}))
+    with pytest.raises(StudyError, match=rf"frontier\.json: row 2 is damaged \({message}\); restore the file"):
+        write_page(results)
+
+
+def test_without_the_strongest_attack_nothing_is_most_robust(tmp_path: Path) -> None:
+    for text in ("none", "euclidean:eta=0.5", "euclidean:eta=1"):
+        path = fake_run(tmp_path / "a", text) / "validation.json"
+        seen = json.loads(path.read_text())
+        del seen["errors"][STRONGEST]
+        path.write_text(json.dumps(seen))
+    results = tmp_path / "frontier.json"
+    gather([tmp_path / "a"], results, SILENT)
+    found = chosen(points_of(Frontier.at(results).rows))
+    assert not found["most_robust"]
+    assert found["balanced"]
+    assert "Most robust: nothing yet" in page_text(Frontier.at(results), results)

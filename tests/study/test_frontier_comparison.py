@@ -209,3 +209,10 @@ def test_networks_are_compared_on_the_same_images() -> None:
     few = on_images({STRONGEST: hard[:1001]})  # an expensive attack is made on the first images
     spread = (noise.moved(p, STRONGEST, np.random.default_rng(0)) - (p.mean(STRONGEST) or 0) for p in (first, few))
     assert np.corrcoef(*spread)[0, 1] == pytest.approx(math.sqrt(0.5), abs=0.1)
+
+
+def test_two_points_that_meet_by_coincidence_are_not_compared() -> None:
+    """The same clean error to the last digit, and in no other study: chance cannot be told, so nothing is."""
+    one, other = (on_a_curve((20,), random.Random(seed)) for seed in (1, 2))
+    other[0].rows[0]["errors"]["clean"] = one[0].rows[0]["errors"]["clean"]
+    assert at_equal_clean(one, other, STRONGEST, KNOWN_NOISE) is None

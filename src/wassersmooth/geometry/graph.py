@@ -72,8 +72,8 @@ class PixelGraph:
 
         Arguments:
             height, width: the size of the image in pixels.
-            radius: how far a neighbor may be; larger than the image is fine. Of 2, 4 and 8, penalties with 8 protect most
-                (results/frontier.md).
+            radius: how far a neighbor may be; larger than the image is fine. A penalty with 8 protects better
+                against 8/255 than one with 2 (results/frontier.md).
             neighborhood: ``"square"`` measures the distance in the maximum norm, ``"disk"`` in the Euclidean one.
             weight: ``"constant"`` (1, as in the paper's experiments), ``"gaussian"`` (with sigma = radius / 2), a
                 symmetric function ``(dy, dx) -> float > 0`` that is called at each representative, or a tensor with

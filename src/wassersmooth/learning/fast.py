@@ -216,7 +216,8 @@ class FastGradients:
         held = (t for module in self.modules for t in (*module._parameters.values(), *module._buffers.values()))
         tensors = [(id(t), t.data_ptr(), t.requires_grad) for t in held if t is not None]
         batch = (images.shape, images.dtype, images.device, labels.shape, labels.dtype)
-        return batch, modules, tensors, autocast, None if generator is None else id(generator)
+        learned = getattr(getattr(penalty_of(self.objective) or self.objective, "eta", None), "requires_grad", False)
+        return batch, modules, tensors, autocast, learned, None if generator is None else id(generator)
 
 
 def _plain_step_of(objective: Objective, model: nn.Module, images: Tensor, labels: Tensor) -> PlainStep:

@@ -152,8 +152,9 @@ class _Evaluation:
 
     def _announce(self, done: int, total: int, name: str) -> None:
         """Also while it is measured, so that nobody takes a long measure for a stuck one."""
-        self.progress(done, total, name)
-        self.measurement.between_batches = lambda seen, images: self.progress(done, total, f"{name}, {seen} of {images} images")
+        progress = self.progress  # of its own: through self a cycle would keep all images until the collector comes
+        progress(done, total, name)
+        self.measurement.between_batches = lambda seen, images: progress(done, total, f"{name}, {seen} of {images} images")
 
     def _wrong(self, row: Row) -> Tensor:
         limit = min(row.images or len(self.measurement.images), self.limits.images or len(self.measurement.images))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from wassersmooth.model_state import RandomState
 from wassersmooth.robustness.classifier import scores
 
 # (model, images, labels, generator) -> images: an attack, a deformation, or nothing at all
@@ -60,18 +61,26 @@ class Measurement:
         while True:
             generator = torch.Generator(images.device).manual_seed(self.seed_of(name))
             self.seed_model(name)
-            try:
-                found = []
-                for first in range(0, len(images), self.batch_size):
-                    if first:
-                        self.between_batches(first, len(images))
-                    batch = slice(first, first + self.batch_size)
+            found = []
+            for first in range(0, len(images), self.batch_size):
+                if first:
+                    self._tell(first, len(images))
+                batch = slice(first, first + self.batch_size)
+                try:
                     found.append(measure(images[batch], labels[batch], generator).cpu())
+                except torch.OutOfMemoryError:
+                    if self.batch_size == 1:
+                        raise
+                    self.batch_size //= 2
+                    break
+            else:
                 return torch.cat(found)
-            except torch.OutOfMemoryError:
-                if self.batch_size == 1:
-                    raise
-                self.batch_size //= 2
+
+    def _tell(self, done: int, total: int) -> None:
+        """Whoever is told may draw random numbers, and must not change what is measured."""
+        state = RandomState(self.images.device)
+        self.between_batches(done, total)
+        state.restore()
 
     def seed_of(self, name: str) -> int:
         """Another seed for every measure, and always the same one for the same measure."""

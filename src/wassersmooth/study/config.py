@@ -188,6 +188,8 @@ class RunConfig:
             eta, radius, mass = (values.pop(key) for key in ("eta", "radius", "mass"))
             point = Regularizer(values.pop("regularizer"), eta, radius, mass, values.pop("epsilon", 0.0))
             seed, preset = values.pop("seed"), values.pop("preset")
+        except StudyError as error:  # such as a kind of a later version
+            raise StudyError(f"{where}: {error}") from None
         except (KeyError, TypeError) as error:
             raise StudyError(f"{where} is not the configuration of a run: {error}; it was written by something else") from None
         study = with_values(Study(), values, where)

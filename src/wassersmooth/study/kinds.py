@@ -55,4 +55,4 @@ def heading_of(kind: str) -> str:
 
 
 def color_of(kind: str) -> str:
-    return COLORS.get(kind, COMBINATION)
+    return COLORS.get(kind, COMBINATION if "+" in kind else "#000000")

@@ -70,7 +70,8 @@ class Regularizer:
                 raise StudyError(f"{name} must be a finite number of at least 0; got {value:g} in {self}")
         on_graph = any(part in ON_A_GRAPH for part in self.parts)
         if on_graph and self.radius < 1:
-            raise StudyError(f"{self.kind} needs a radius of at least 1 pixel; got {self}; write {self.kind}:eta=0.3,radius=2")
+            got = f"radius={self.radius} in {self}"
+            raise StudyError(f"{self.kind} needs a radius of at least 1 pixel; got {got}; write {self.kind}:eta=0.3,radius=2")
         if not on_graph and (self.radius or self.mass):
             raise StudyError(f"radius and mass belong to {', '.join(ON_A_GRAPH)}; got {self}; leave them out")
         if (self.kind == "none") != (self.eta == 0):

@@ -39,7 +39,7 @@ def curvature_step(model: nn.Module, loss: NamedLoss, images: Tensor, labels: Te
     with untouched(model, images.device), torch.no_grad():
         outputs = model(images)
         losses.evaluate(loss_of_outputs, outputs, labels)  # complains about outputs and labels of wrong shapes
-        z = signs_of_outputs(model, outputs, 1, torch.Generator(images.device))[0]
+        z = signs_of_outputs(model, images.new_empty(outputs.shape), 1, torch.Generator(images.device))[0]  # as directions_of
     return plain_step(model, field, images, labels, (z, images.new_zeros(())))
 
 

@@ -59,6 +59,10 @@ LINEAR: set[Any] = {
 }
 
 
+# Random and differentiable at once: no constants, and not to be drawn a second time.
+DRAWS_WITH_A_SLOPE: set[Any] = {aten.rrelu_with_noise_functional.default, aten._standard_gamma.default}
+
+
 def in_any_layout(target: Any) -> Any:
     """The operator for a slope, which may lie in memory otherwise than its value."""
     return torch.reshape if target in (aten.view.default, aten._unsafe_view.default) else target

@@ -59,6 +59,8 @@ class Tangents:
         self.slopes = dict(directions)
         for node in self.graph.nodes:
             depends = node.op == "call_function" and any(n in self.slopes for n in node.all_input_nodes)
+            if depends and node.target in rules.DRAWS_WITH_A_SLOPE:
+                raise RuntimeError(f"{node.target} draws random numbers and has a derivative, for which there is no rule")
             if depends and not _is_constant(node, self.values[node]):
                 self.slopes[node] = self._slope(node)
 

@@ -62,7 +62,8 @@ def _for_variants(
 def _against_rival(mine: Sequence[Point], noise: Noise) -> Aim | None:
     """The most robust PGD-7 network and the most robust penalty that costs no more clean error, picked on validation images."""
     hope = f"{THREATS[AUTOATTACK]}: a penalty at most {NO_WORSE:g} point worse than PGD-7 training, in clean error too"
-    attacked = [(p, seen) for p in mine if p.values(AUTOATTACK) and (seen := held_out(p)) is not None]
+    known = [(p, seen) for p in mine if p.values(AUTOATTACK) and (seen := held_out(p)) is not None]
+    attacked = [(p, seen) for p, seen in known if seen.values(STRONGEST)]
     rivals, penalties = ([(p, s) for p, s in attacked if p.kind in kinds] for kinds in ((RIVAL,), WITHOUT_ATTACKS))
     if not rivals or not penalties:
         return None

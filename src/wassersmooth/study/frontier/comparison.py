@@ -98,8 +98,9 @@ def at_equal_clean(
         again = _meeting(here, there, at_first)
         if again is not None:
             drawn.append(again[0])
-    shift = statistics.fmean(drawn) - gap if drawn else 0.0
-    error = statistics.stdev(drawn) if len(drawn) > 1 else math.inf
+    if len(drawn) < 2:  # they meet by coincidence, as two single points do, and there is no telling what is chance
+        return None
+    shift, error = statistics.fmean(drawn) - gap, statistics.stdev(drawn)
     return EqualClean(places[0], places[-1], Difference(gap - shift, error, noise.degrees("clean", threat)))
 
 

@@ -6,6 +6,7 @@ More runs, seeds and suites are added by giving the command again; a row is foun
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,20 @@ KEY = ("family", "regularizer", "activation", "augment", "epochs", "patience", "
 HARNESS = frozenset(
     {"dataset", "train_images", "validation", "split_seed", "model", "normalize", "precision"}
     | {"batch_size", "learning_rate", "momentum", "weight_decay", "eta_ramp"}
+)
+REQUIRED = (
+    *KEY,
+    "kind",
+    "eta",
+    "epsilon",
+    "errors",
+    "flips",
+    "intervals",
+    "images",
+    "epochs_trained",
+    "verdict",
+    "hardware",
+    "commit",
 )
 PER_MEASURE = ("errors", "intervals", "images", "wrong")  # entries of a row by the name of a measure
 
@@ -148,6 +163,16 @@ def _one_harness(run: Run, harness: dict[str, Any] | None, results: Path) -> dic
     return harness
 
 
+def _damage(row: object) -> str | None:
+    """What is wrong with a row that somebody wrote or cut by hand."""
+    if not isinstance(row, dict):
+        return f"expected an object, got {type(row).__name__}"
+    if missing := [name for name in REQUIRED if name not in row]:
+        return f"without {', '.join(missing)}"
+    values = [*row["errors"].items(), *row["flips"].items()]
+    return next((f"{name} is {value}" for name, value in values if not math.isfinite(value)), None)
+
+
 def _rounded(values: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in values.items()}
 
@@ -167,4 +192,9 @@ class Frontier:
         stored = rows.read(results)
         if not stored["rows"] or "harness" not in stored:
             raise StudyError(f"{results} holds no rows of a frontier; gather runs first: wassersmooth frontier FOLDERS")
+        for number, row in enumerate(stored["rows"], 1):
+            if (damage := _damage(row)) is not None:
+                raise StudyError(
+                    f"{results}: row {number} is damaged ({damage}); restore the file, or gather it anew elsewhere"
+                )
         return cls(stored["rows"], stored["harness"], stored.get("prices"))

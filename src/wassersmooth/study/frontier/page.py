@@ -132,6 +132,9 @@ def _chosen(points: Sequence[Point]) -> list[str]:
         return [f"{NOTHING_CHOSEN[0].upper()}{NOTHING_CHOSEN[1:]}."]
     parts = ["For more seeds, more epochs and AutoAttack, one point of each kind, by two rules, on validation images alone."]
     for name, picked in found.items():
+        if not picked:
+            parts.append(f"{name.replace('_', ' ').capitalize()}: {NOTHING_CHOSEN}.")
+            continue
         flags = " ".join(f'"{point.regularizer}"' for point in picked)
         parts += [f"{name.replace('_', ' ').capitalize()}: {CHOICES[name]}.", f"```\n--regularizers {flags}\n```"]
     return parts

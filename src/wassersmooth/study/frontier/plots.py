@@ -37,7 +37,8 @@ WAYS = (
     Way("noise", "#999999", "v", ("euclidean-noise", "wasserstein-noise")),
     Way("adversarial training", "#009e73", "^", ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial")),
 )
-COMBINED = Way("penalty and adversarial training", "#cc79a7", "P", ())  # a kind that is in none of the others
+COMBINED = Way("penalty and adversarial training", "#cc79a7", "P", ())
+OTHER = Way("other", "#000000", "X", ())  # of a later version
 NOT_IN_OVERVIEW = ("autoattack_8_pixel", "autoattack_2_pixel")  # of few points
 LINES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -51,8 +52,8 @@ def overview_plot(points: Sequence[Point]) -> bytes:
     figure, panels = _grid(threats, 0.4)
     known = {kind: way for way in WAYS for kind in way.kinds}
     for number, (axes, threat) in enumerate(zip(panels, threats, strict=True)):
-        for way in (*WAYS, COMBINED):
-            members = [p for p in points if p.kind != "none" and known.get(p.kind, COMBINED) is way]
+        for way in (*WAYS, COMBINED, OTHER):
+            members = [p for p in points if p.kind != "none" and known.get(p.kind, COMBINED if "+" in p.kind else OTHER) is way]
             if not (spots := _spots(members, threat)):
                 continue
             style: dict[str, Any] = {"color": way.color, "marker": way.marker, "markeredgewidth": 0}

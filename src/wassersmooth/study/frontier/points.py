@@ -185,9 +185,10 @@ def chosen(points: Sequence[Point]) -> dict[str, list[Point]]:
         balanced = (
             min(cheap, key=lambda p: mean_over(p, threats)) if cheap else min(members, key=lambda p: mean_over(p, ["clean"]))
         )
-        most_robust = min(members, key=lambda p: mean_over(p, [STRONGEST]))
+        most_robust = min((p for p in members if p.values(STRONGEST)), key=lambda p: mean_over(p, [STRONGEST]), default=None)
         for name, best in zip(CHOICES, (balanced, most_robust), strict=True):
-            picked[name].append((best.variant, best.regularizer))
+            if best is not None:
+                picked[name].append((best.variant, best.regularizer))
     return {name: [p for p in points if (p.variant, p.regularizer) in found] for name, found in picked.items()}
 
 

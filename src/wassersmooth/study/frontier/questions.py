@@ -13,6 +13,7 @@ from wassersmooth.study import kinds
 from wassersmooth.study.frontier.comparison import Difference, all_clear, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import THREATS, Point, Variant, base_variant, compared_threats
+from wassersmooth.study.regularizers import ON_A_GRAPH
 from wassersmooth.study.tables import counted, listed
 
 
@@ -244,6 +245,8 @@ def _variants(points: Sequence[Point]) -> list[Variant]:
 
 def _parsed(family: str) -> tuple[str, int, float]:
     kind, _, rest = family.partition(":")
+    if kind not in ON_A_GRAPH:  # also one of a later version, whose settings may be anything
+        return kind, 0, 0.0
     known = dict(part.split("=") for part in rest.split(",") if part)
     return kind, int(known.get("radius", 0)), float(known.get("mass", 0))
 
