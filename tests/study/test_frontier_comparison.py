@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import math
 import random
 import statistics
@@ -26,13 +25,22 @@ USUAL = {"activation": "softplus", "augment": False, "epochs": 24, "patience": N
 KNOWN_NOISE = Noise({"clean": 0.4**2 / (20 * 80), STRONGEST: 0.8**2 / (75 * 25)}, {}, {"clean": 20, STRONGEST: 20})
 
 
-@pytest.mark.parametrize("curve", [[(10, 50), (12, 41), (17, 30), (26, 27), (30, 20)], [(10, 50), (20, 30)], [(10, 50)]])
-def test_fronts_are_monotone_cubics(curve: list[tuple[float, float]]) -> None:
+CURVES = [
+    [(10, 50), (12, 41), (17, 30), (26, 27), (30, 20)],
+    [(10, 20), (12, 24), (17, 22), (26, 27), (30, 40)],
+    [(10, 20), (11, 20), (20, 10), (21, 30)],
+    [(10, 50), (20, 30)],
+    [(10, 50)],
+]
+
+
+@pytest.mark.parametrize("curve", CURVES)
+def test_curves_are_cubics_that_are_monotone_between_points(curve: list[tuple[float, float]]) -> None:
     cleans, robusts = (list(part) for part in zip(*curve, strict=True))
     x = [10 + (cleans[-1] - 10) * k / 200 for k in range(201)]
-    found = comparison._on_front(curve, x)
-    assert comparison._on_front(curve, cleans) == pytest.approx(robusts)
-    assert all(after <= before + 1e-9 for before, after in itertools.pairwise(found))
+    found = comparison._on_curve(curve, x)
+    assert comparison._on_curve(curve, cleans) == pytest.approx(robusts)
+    assert min(robusts) - 1e-9 <= min(found) <= max(found) <= max(robusts) + 1e-9
     if len(curve) > 2:
         interpolate = pytest.importorskip("scipy.interpolate")
         assert found == pytest.approx(interpolate.PchipInterpolator(cleans, robusts)(x).tolist(), abs=1e-9)
@@ -72,15 +80,13 @@ def test_points_that_are_only_nearly_equal_are_not_compared() -> None:
     assert at_equal_clean(on_a_curve((28,), chance), dense, STRONGEST, quiet) is not None
 
 
-def test_nothing_is_compared_beyond_the_end_of_a_front() -> None:
-    """A stronger one was no better there: its end has a lower clean error than the others have."""
-    falling = [(clean, 100 - 2 * clean) for clean in (17.0, 20.0, 25.0, 30.0)]
-    ending = [(17.0, 70.0), (19.0, 62.0), (21.0, 58.0), (26.0, 59.0), (31.0, 64.0)]
-    met = comparison._meeting(falling, ending, False)
+def test_nothing_is_compared_beyond_the_end_of_a_side() -> None:
+    sides = [[(clean, 100 - 2 * clean) for clean in cleans] for cleans in ((17.0, 20.0, 25.0, 30.0), (18.0, 19.0, 21.0))]
+    met = comparison._meeting(*sides, False)
     assert met is not None
-    assert (met[1][0], met[1][-1], len(met[1])) == (17.0, 21.0, comparison.PLACES)
-    rising = [[(clean, 1.5 * clean + gap) for clean in (start, 20.0, 25.0)] for start, gap in ((17.0, 0.0), (18.0, 2.0))]
-    assert comparison._meeting(*rising, False) is None  # both fronts are one point, at unequal clean errors
+    assert met[0] == pytest.approx(0)
+    assert (met[1][0], met[1][-1], len(met[1])) == (18.0, 21.0, comparison.PLACES)
+    assert comparison._meeting(sides[0], [(31.0, 2.0), (33.0, 1.0)], False) is None
 
 
 def test_places_do_not_depend_on_the_strengths_that_were_tried() -> None:
@@ -216,3 +222,18 @@ def test_two_points_that_meet_by_coincidence_are_not_compared() -> None:
     one, other = (on_a_curve((20,), random.Random(seed)) for seed in (1, 2))
     other[0].rows[0]["errors"]["clean"] = one[0].rows[0]["errors"]["clean"]
     assert at_equal_clean(one, other, STRONGEST, KNOWN_NOISE) is None
+
+
+def test_points_that_are_on_no_front_are_compared_too() -> None:
+    """Errors that only rise with clean error have a front of one point, at unequal clean errors."""
+    sides = []
+    for shift, gap in ((0, 0.0), (1, 2.0)):
+        side = on_a_curve([clean + shift for clean in (17, 20, 25, 30)], random.Random(1))
+        for point in side:
+            point.rows[0]["errors"][STRONGEST] = 1.5 * point.rows[0]["errors"]["clean"] + gap
+        sides.append(side)
+    met = at_equal_clean(*sides, STRONGEST, KNOWN_NOISE)
+    assert met is not None
+    assert met.difference.mean == pytest.approx(-2, abs=0.3)
+    assert met.high - met.low > 10
+    assert comparison._curve([(3.0, 1.0), (1.0, 5.0), (3.0, 2.0)]) == [(1.0, 5.0), (3.0, 1.5)]

@@ -120,8 +120,9 @@ def _flips(mine: Sequence[Point], noise: Noise) -> Aim | None:
 def _own_geometry(points: Sequence[Point], threat: str, noise: Noise) -> Aim:
     """The best family of penalties, picked on validation images, against each of the other ways of training on test images.
 
-    Each by itself: a front of all together runs from the gentlest of one to the gentlest of another, and falls by tens of
-    points where neither was tried. Better than all takes every difference beyond chance; one that is worse is enough to miss.
+    Each by itself: a curve through all together runs from the gentlest of one to the gentlest of another, and falls by tens
+    of points where neither was tried. Better than all takes every difference beyond chance; a single worse one is enough to
+    miss.
     """
     label = THREATS[threat]
     hope = f"{label[0].upper()}{label[1:]}: a penalty better than every other way of training, at equal clean error"

@@ -1,4 +1,4 @@
-"""How two sides of a frontier compare: at equal clean error along their fronts, or point by point; and what is chance."""
+"""How two sides of a frontier compare: at equal clean error between their points, or point by point; and what is chance."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from wassersmooth.study.estimates import chance
 from wassersmooth.study.frontier.noise import DRAWS, Noise, fewest
-from wassersmooth.study.frontier.points import Point, mean_over, undominated
+from wassersmooth.study.frontier.points import Point, mean_over
 
 LEVEL = 0.05
 PLACES = 25  # clean errors at which two curves are compared
-CURVE = 3  # points that make one: a chord between two lies above every front
+CURVE = 3  # points that make one: a chord between two lies above it
 
 Spot = tuple[float, float]  # clean error and robust error
 Name = TypeVar("Name", bound=Hashable)
@@ -66,7 +66,7 @@ def all_clear(found: Mapping[Name, Difference]) -> dict[Name, Difference]:
 
 @dataclass(frozen=True)
 class EqualClean:
-    """Two fronts compared at the clean errors that both of them reach."""
+    """Two sides compared at the clean errors that both of them reach."""
 
     low: float
     high: float
@@ -76,17 +76,17 @@ class EqualClean:
 def at_equal_clean(
     first: Sequence[Point], second: Sequence[Point], threat: str, noise: Noise, at_first: bool = False
 ) -> EqualClean | None:
-    """The first side's robust error less the second's, each interpolated along its front; None where they do not meet.
+    """The first side's robust error less the second's, each interpolated between its points; None where they do not meet.
 
-    The mean over the clean errors of both fronts, evenly, whatever strengths were tried. A front of fewer points than
-    :data:`CURVE`, and with at_first that of the first side, is compared where it has points.
+    The mean over the clean errors that both reach, evenly, whatever strengths were tried. A side of fewer points than
+    :data:`CURVE`, and with at_first the first one, is compared where it has points.
 
-    The standard error is that of a parametric bootstrap: all points moved by chance, fronts and places found anew. A front
-    takes the luckiest of its points, a long one more so; the mean shift of the draws says how much, and is taken off.
+    The standard error is that of a parametric bootstrap: all points moved by chance, and compared anew. What the bend of a
+    curve makes of chance, the mean shift of the draws, is taken off.
     """
     sides = [[p for p in side if p.values("clean") and p.values(threat)] for side in (first, second)]
-    spots = [[(mean_over(p, ["clean"]), mean_over(p, [threat])) for p in side] for side in sides]
-    found = _meeting(spots[0], spots[1], at_first)
+    here, there = (_curve([(mean_over(p, ["clean"]), mean_over(p, [threat])) for p in side]) for side in sides)
+    found = _meeting(here, there, at_first)
     if found is None:
         return None
     gap, places = found
@@ -94,7 +94,7 @@ def at_equal_clean(
     moved = [[[noise.moved(p, name, chance) for name in ("clean", threat)] for p in side] for side in sides]
     drawn = []
     for k in range(DRAWS):
-        here, there = ([(clean[k], robust[k]) for clean, robust in side] for side in moved)
+        here, there = (_curve([(clean[k], robust[k]) for clean, robust in side]) for side in moved)
         again = _meeting(here, there, at_first)
         if again is not None:
             drawn.append(again[0])
@@ -115,29 +115,34 @@ def at_equal_strength(pairs: Sequence[tuple[Point, Point]], measure: str, noise:
     return Difference(mean, float(drawn.std(ddof=1)), noise.degrees(measure))
 
 
-def _meeting(first: Sequence[Spot], second: Sequence[Spot], at_first: bool) -> tuple[float, list[float]] | None:
-    """The mean gap between two fronts, and the clean errors where it was taken: none beyond the end of either.
+def _curve(spots: Sequence[Spot]) -> list[Spot]:
+    """By rising clean error; one for each."""
+    found: dict[float, list[float]] = {}
+    for clean, robust in sorted(spots):
+        found.setdefault(clean, []).append(robust)
+    return [(clean, statistics.fmean(robusts)) for clean, robusts in found.items()]
 
-    There a stronger one was tried, and no better; who compared with the end would compare unequal clean errors.
-    """
+
+def _meeting(first: Sequence[Spot], second: Sequence[Spot], at_first: bool) -> tuple[float, list[float]] | None:
+    """The mean gap between two curves, and the clean errors where it was taken: none beyond the end of either."""
     if not first or not second:
         return None
-    fronts = [[side[i] for i in undominated(side)] for side in (first, second)]
-    low, high = max(front[0][0] for front in fronts), min(front[-1][0] for front in fronts)
-    few = fronts[0] if at_first else min(fronts, key=len)
+    low, high = max(first[0][0], second[0][0]), min(first[-1][0], second[-1][0])
+    few = first if at_first else min(first, second, key=len)
     places = [low + (high - low) * k / (PLACES - 1) for k in range(PLACES)] if low < high else []
     if at_first or len(few) < CURVE:
         places = [clean for clean, _ in few if low <= clean <= high]
     if not places:
         return None
-    heights = [_on_front(front, places) for front in fronts]
+    heights = [_on_curve(curve, places) for curve in (first, second)]
     return math.fsum(a - b for a, b in zip(*heights, strict=True)) / len(places), places
 
 
-def _on_front(curve: Sequence[Spot], places: Sequence[float]) -> list[float]:
-    """Robust errors at rising clean errors between the first and the last point: a monotone cubic through all of them.
+def _on_curve(curve: Sequence[Spot], places: Sequence[float]) -> list[float]:
+    """Robust errors at rising clean errors between the first and the last point: a cubic through all of them, monotone
+    between two.
 
-    Fronts are convex: a straight line between two points of one would lie above it, and make the other side look better.
+    Curves are convex: a straight line between two points of one would lie above it, and make the other side look better.
     """
     slopes, piece, found = _slopes(curve), 0, []
     for clean in places:
@@ -155,18 +160,21 @@ def _on_front(curve: Sequence[Spot], places: Sequence[float]) -> list[float]:
 
 
 def _slopes(curve: Sequence[Spot]) -> list[float]:
-    """At the points of a falling curve, such that the cubic falls throughout (Fritsch and Butland's harmonic means)."""
+    """At the points, such that the cubic is monotone between two (Fritsch and Butland's harmonic means)."""
     steps = [(x1 - x0, (y1 - y0) / (x1 - x0)) for (x0, y0), (x1, y1) in itertools.pairwise(curve)]
     if len(steps) < 2:
         return [slope for _, slope in steps] * 2
     inner = []
     for (h0, d0), (h1, d1) in itertools.pairwise(steps):
         w0, w1 = 2 * h1 + h0, h1 + 2 * h0
-        inner.append((w0 + w1) / (w0 / d0 + w1 / d1))
+        inner.append((w0 + w1) / (w0 / d0 + w1 / d1) if d0 * d1 > 0 else 0.0)
     return [_end_slope(*steps[:2]), *inner, _end_slope(*steps[:-3:-1])]
 
 
 def _end_slope(near: tuple[float, float], far: tuple[float, float]) -> float:
-    """By a parabola through three points, not rising and not too steep for a monotone cubic."""
+    """By a parabola through three points, in the direction of the nearest two and not too steep for a monotone cubic."""
     (h0, d0), (h1, d1) = near, far
-    return max(3 * d0, min(0.0, ((2 * h0 + h1) * d0 - h0 * d1) / (h0 + h1)))
+    slope = ((2 * h0 + h1) * d0 - h0 * d1) / (h0 + h1)
+    if slope * d0 <= 0:
+        return 0.0
+    return 3 * d0 if d0 * d1 <= 0 and abs(slope) > 3 * abs(d0) else slope

@@ -16,8 +16,8 @@ REFERENCE = "euclidean"  # the simplest penalty, and one with many strengths
 INTRODUCTION = (
     "Robust error at equal clean error, less that of the Euclidean penalty, in points ± one standard error: negative is "
     "better. **Bold**: beyond chance, at 5 % for the whole table (Holm). Rows share the Euclidean networks, so their errors go "
-    "together, and cover different clean errors: their order is no ranking. Empty: the fronts have no clean error in common. "
-    "A family with fewer than three points on its front is compared at these points alone."
+    "together, and cover different clean errors: their order is no ranking. A family with fewer than "
+    "three points is compared at these points alone."
 )
 
 

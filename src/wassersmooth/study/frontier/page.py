@@ -163,9 +163,9 @@ def _reading(noise: Noise) -> str:
     elif unseeded:
         source += f" (for {', '.join(unseeded)}: test images alone, for want of seeds)"
     return (
-        f"± is one standard error, over {source}. Equal clean error: each side interpolated by a monotone cubic along its "
-        "front, and the difference averaged evenly over the clean errors of both fronts; its standard error, and what a "
-        "front owes to the luckiest of its points, by bootstrap. Beyond chance: at 5 %, by Student's t."
+        f"± is one standard error, over {source}. Equal clean error: the points of each side joined by a monotone cubic, and "
+        "the difference averaged evenly over the clean errors that both reach; its standard error by bootstrap. Beyond "
+        "chance: at 5 %, by Student's t."
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wassersmooth.study import figures
-from wassersmooth.study.frontier.points import THREATS, Point, compared_threats, front, measured_threats
+from wassersmooth.study.frontier.points import THREATS, Point, compared_threats, front
 from wassersmooth.study.frontier.questions import Answer, Curve, place_of, title_of
 from wassersmooth.study.kinds import color_of
 
@@ -113,7 +113,7 @@ def variant_plot(points: Sequence[Point]) -> bytes:
 
 def _panels(title: str, curves: Sequence[Curve], tied: bool) -> bytes:
     """A panel for each threat."""
-    threats = measured_threats(point for curve in curves for point in curve.points)
+    threats = compared_threats(point for curve in curves for point in curve.points)
     figure, panels = _grid(threats, 0.2 * len(curves) + 0.3)
     for axes, threat in zip(panels, threats, strict=True):
         for number, curve in enumerate(curves):

@@ -1,6 +1,6 @@
 """The questions that a frontier settles. Each picks the points that answer it and says in sentences what they say.
 
-Families are compared at equal clean error, along their fronts. Variants of the whole harness (activation, epochs,
+Families are compared at equal clean error. Variants of the whole harness (activation, epochs,
 augmentation) are compared at equal strength as well, since clean error itself moves there.
 """
 
