@@ -115,6 +115,15 @@ def test_prices_need_a_bench_and_a_frontier(tmp_path: Path) -> None:
     gather([tmp_path / "a"], results, SILENT)
     with pytest.raises(StudyError, match=r"--prices needs a file that wassersmooth bench --only step has written; got .*rows"):
         add_prices(Path(shutil.copy(results, tmp_path / "rows.json")), results)
+    path = write_bench(tmp_path / "bench.json")
+    report = json.loads(path.read_text())
+    for changes, message in (
+        ({"unsteady": ["plain", "pgd7"]}, "needs steady times; got .* with plain, pgd7 unsteady; measure it again"),
+        ({"settings": {"quick": True}}, "a --quick bench of a smaller one"),
+    ):
+        path.write_text(json.dumps(report | changes))
+        with pytest.raises(StudyError, match=message):
+            add_prices(path, results)
 
 
 @pytest.mark.parametrize(("flips", "verdict"), [(4.0, "reached"), (6.45, "within chance"), (9.0, "not reached")])

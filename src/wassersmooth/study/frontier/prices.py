@@ -27,6 +27,14 @@ def add_prices(bench: Path, results: Path) -> None:
     steps = report.get("step")
     if not isinstance(steps, Mapping) or "plain" not in steps:
         raise StudyError(f"--prices needs a file that wassersmooth bench --only step has written; got {bench}: no steps in it")
+    if unsteady := report.get("unsteady"):
+        raise StudyError(
+            f"--prices needs steady times; got {bench} with {', '.join(unsteady)} unsteady; measure it again, alone"
+        )
+    if report["settings"].get("quick"):
+        raise StudyError(
+            f"--prices needs the steps of the network that was trained; got {bench}, a --quick bench of a smaller one"
+        )
     found: dict[str, list[float]] = {}
     for name, milliseconds in steps.items():
         kind = "none" if name == "plain" else RADIUS.sub("", name.partition(":")[0])
