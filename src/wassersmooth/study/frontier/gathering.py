@@ -27,18 +27,8 @@ HARNESS = frozenset(
     | {"batch_size", "learning_rate", "momentum", "weight_decay", "eta_ramp"}
 )
 REQUIRED = (
-    *KEY,
-    "kind",
-    "eta",
-    "epsilon",
-    "errors",
-    "flips",
-    "intervals",
-    "images",
-    "epochs_trained",
-    "verdict",
-    "hardware",
-    "commit",
+    *(*KEY, "kind", "eta", "epsilon", "errors", "flips", "intervals", "images"),
+    *("epochs_trained", "verdict", "hardware", "commit"),
 )
 PER_MEASURE = ("errors", "intervals", "images", "wrong")  # entries of a row by the name of a measure
 
