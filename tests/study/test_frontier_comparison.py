@@ -210,6 +210,7 @@ def test_networks_are_compared_on_the_same_images() -> None:
     apart = (hard ^ other).mean()  # the variance of a paired difference of 0 and 1
     assert gap.error == pytest.approx(100 * math.sqrt(apart / 2003), rel=0.15)
     assert gap.error < 0.25 * math.sqrt(2 * 40 * 60 / 2003)
+    assert noise.moved(first, STRONGEST, np.random.default_rng(0)).mean() == pytest.approx(100 * hard.mean(), abs=0.3)
     elsewhere = on_images({STRONGEST: other}, test_sha256="another set")
     assert not Noise.of([first, elsewhere]).paired
     few = on_images({STRONGEST: hard[:1001]})  # an expensive attack is made on the first images
