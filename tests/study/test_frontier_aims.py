@@ -165,6 +165,13 @@ def test_both_axes_have_to_be_steady(
     assert aim(tmp_path / "frontier.json", "Flips").verdict == verdict
 
 
+def test_flips_of_one_seed_decide_nothing(tmp_path: Path) -> None:
+    """They differ more from seed to seed than from image to image."""
+    write_evaluation(fake_run(tmp_path, "euclidean:eta=0.5"), made_up("euclidean:eta=0.5"), flips=1.0)
+    gather([tmp_path], tmp_path / "frontier.json", SILENT)
+    assert aim(tmp_path / "frontier.json", "Flips").verdict == "within chance"
+
+
 def test_flips_of_a_point_that_is_not_steady_on_validation_images_do_not_count(tmp_path: Path) -> None:
     restless = {"errors": {"clean": 1.0}, "flips": {"horizontal": 3.0, "vertical": 8.5}}
     (fake_run(tmp_path, "euclidean:eta=0.5") / "validation.json").write_text(json.dumps(restless))
