@@ -1,5 +1,6 @@
 """Small classifiers of sklearn's digits, trained in about a second, and models masked by construction."""
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -112,3 +113,17 @@ class RandomOutput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores = self.model(x)
         return scores + self.size * torch.randn_like(scores)
+
+
+Change = Callable[[Tensor], Tensor]
+
+
+class Around(nn.Module):
+    """Something before a model and something after it."""
+
+    def __init__(self, model: nn.Module, before: Change | None = None, after: Change | None = None) -> None:
+        super().__init__()
+        self.model, self.before, self.after = model, before or (lambda x: x), after or (lambda z: z)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.model(self.before(x)))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from robustness.small_models import RandomOutput, digits, network, trained
+from robustness.small_models import Around, RandomOutput, digits, network, trained
 from torch import nn
 
 from wassersmooth.robustness import suites
@@ -84,17 +84,6 @@ def test_a_random_model_is_not_asked_about_company():
     assert set(found(RandomOutput(coupled(), 0.2))) == {"test_time_randomness"}
 
 
-class Around(nn.Module):
-    """Something before a model and something after it."""
-
-    def __init__(self, model, before=None, after=None):
-        super().__init__()
-        self.model, self.before, self.after = model, before or (lambda x: x), after or (lambda z: z)
-
-    def forward(self, x):
-        return self.after(self.model(self.before(x)))
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_one_coin_for_the_whole_batch_is_randomness_and_no_company(seed):
     assert set(found(Around(trained(), lambda x: x.flip(3) if torch.rand(()) < 0.5 else x), seed)) == {"test_time_randomness"}
@@ -162,17 +151,12 @@ def test_honest_models_in_batches_of_any_size(make, batch_size):
 def test_images_that_never_meet_cannot_see_each_other():
     """A batch of one is what such a device holds, and two images are not tried."""
 
-    class One(nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
+    def one(x):
+        if len(x) > 1:
+            raise torch.OutOfMemoryError("too many")
+        return x
 
-        def forward(self, x):
-            if len(x) > 1:
-                raise torch.OutOfMemoryError("too many")
-            return self.model(x)
-
-    assert found(One(coupled()), count=20) == {}
+    assert found(Around(coupled(), one), count=20) == {}
 
 
 def test_the_negative_of_white_is_black_where_white_is_above_1_by_rounding():

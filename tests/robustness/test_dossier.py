@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from robustness.small_models import RandomOutput, digits, trained
+from robustness.small_models import Around, RandomOutput, digits, trained
 from robustness.test_attack_side_effects import assert_same, noisy_model, snapshot
 from torch import nn
 
@@ -219,6 +219,17 @@ def test_the_model_comes_back_as_it_was_after_an_exception():
     assert_same(before, snapshot(model))
 
 
+def at_most(count):
+    """For a device that holds so many images."""
+
+    def look(x):
+        if len(x) > count:
+            raise torch.OutOfMemoryError("too many")
+        return x
+
+    return look
+
+
 def test_progress():
     model, images, labels = case(count=20)
     calls = []
@@ -237,13 +248,8 @@ def test_progress_goes_on_between_the_batches_of_a_measure():
     expected = [call for call in calls if call[2] not in ("masking", "done")]
     calls.clear()
 
-    class Small(nn.Module):
-        def forward(self, x):
-            if len(x) > 12:
-                raise torch.OutOfMemoryError
-            return model(x)
-
-    evaluate(Small().eval(), images, labels, "quick", progress=lambda *call: calls.append(call))
+    small = Around(model, at_most(12))
+    evaluate(small, images, labels, "quick", progress=lambda *call: calls.append(call))
     done, totals, names = zip(*calls, strict=True)
     assert list(done) == sorted(done)
     assert set(totals) == {expected[0][1]}
@@ -254,21 +260,9 @@ def test_progress_goes_on_between_the_batches_of_a_measure():
 
 
 def test_batches_that_do_not_fit_are_halved():
-    class Small(nn.Module):
-        """Runs out of memory above seven images."""
-
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-
-        def forward(self, x):
-            if len(x) > 7:
-                raise torch.OutOfMemoryError("too many")
-            return self.model(x)
-
     model, images, labels = case(count=30)
     expected = evaluate(model, images, labels, "quick", generator=seeded(0)).errors
-    assert evaluate(Small(model), images, labels, "quick", generator=seeded(0)).errors == expected
+    assert evaluate(Around(model, at_most(7)), images, labels, "quick", generator=seeded(0)).errors == expected
     with pytest.raises(torch.OutOfMemoryError):
         evaluate(Never(), images, labels, "quick")
 
@@ -402,16 +396,8 @@ def test_progress_has_to_be_a_function():
 
 
 def test_a_progress_that_draws_changes_nothing():
-    class Noisy(nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-
-        def forward(self, x):
-            return self.model(x + 0.3 * torch.randn_like(x))
-
     inner, images, labels = case(count=200)  # more than a batch
-    model = Noisy(inner).eval()
+    model = Around(inner, lambda x: x + 0.3 * torch.randn_like(x))
     quiet = evaluate(model, images, labels, "quick", seed=1)
     assert evaluate(model, images, labels, "quick", seed=1, progress=lambda *call: torch.rand(3)) == quiet
 

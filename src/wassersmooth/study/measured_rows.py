@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -122,7 +123,11 @@ def _read(path: Path, subject: dict[str, Any]) -> dict[str, _Row]:
     return found
 
 
+def unpacked(bits: str, count: int) -> npt.NDArray[np.uint8]:
+    """So many zeros and ones, as they are packed in the files."""
+    return np.unpackbits(np.frombuffer(base64.b64decode(bits), dtype=np.uint8), count=count)
+
+
 def _unpacked(entry: Mapping[str, Any]) -> Tensor:
-    count = int(np.prod(entry["shape"]))
-    bits = np.unpackbits(np.frombuffer(base64.b64decode(entry["bits"]), dtype=np.uint8), count=count)
+    bits = unpacked(entry["bits"], int(np.prod(entry["shape"])))
     return torch.from_numpy(bits.astype(bool)).reshape(entry["shape"])

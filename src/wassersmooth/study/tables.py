@@ -155,6 +155,11 @@ class Table:
         return f'<tr><th scope="row">{label}</th>{"".join(map(_html_cell, row.cells, heads))}</tr>'
 
 
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells that are Markdown already, the second one the rule below the head."""
+    return "\n".join(_md_row(line, raw=True) for line in lines)
+
+
 def unbroken(prose: str) -> str:
     """Text in which a number stays on one line with its percent sign, and with the letter it is the value of."""
     return prose.replace(" %", f"{NBSP}%").replace("η = ", f"η{NBSP}={NBSP}").replace("ε = ", f"ε{NBSP}={NBSP}")

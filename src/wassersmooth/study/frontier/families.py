@@ -11,6 +11,7 @@ from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import THREATS, Point, base_variant, compared_threats
 from wassersmooth.study.frontier.prices import relative
 from wassersmooth.study.frontier.questions import place_of, title_of
+from wassersmooth.study.tables import markdown_table
 
 REFERENCE = "euclidean"  # the simplest penalty, and one with many strengths
 INTRODUCTION = (
@@ -75,8 +76,7 @@ def standings_table(points: Sequence[Point], prices: Mapping[str, Any] | None) -
         if prices:
             times = relative(prices, standing.family.partition(":")[0])
             lines[-1].append("" if times is None else f"{times:.1f}")
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return [f"## Every family against {title_of(REFERENCE)}", INTRODUCTION + _price(prices), table]
+    return [f"## Every family against {title_of(REFERENCE)}", INTRODUCTION + _price(prices), markdown_table(lines)]
 
 
 def _price(prices: Mapping[str, Any] | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wassersmooth.study.frontier.points import FLIPS, THREATS, Point, mean_over, value_of
+from wassersmooth.study.measured_rows import unpacked
 
 Draws = npt.NDArray[np.float64]
 
@@ -90,7 +90,7 @@ class Noise:
 @cache
 def deviations(packed: str, images: int) -> Draws:
     """How far an error in percent is off on test images that are drawn anew, the same for all rows. # shape: (DRAWS,)"""
-    wrong = np.unpackbits(np.frombuffer(base64.b64decode(packed), dtype=np.uint8), count=images)
+    wrong = unpacked(packed, images)
     counts = _counts(images)
     return np.asarray(100 * (wrong @ counts) / counts.sum(0) - 100 * wrong.mean())
 

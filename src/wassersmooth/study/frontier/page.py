@@ -28,7 +28,7 @@ from wassersmooth.study.frontier.points import (
 )
 from wassersmooth.study.frontier.questions import Answer, answers, title_of
 from wassersmooth.study.report.summary import GUESSING
-from wassersmooth.study.tables import short_commit
+from wassersmooth.study.tables import markdown_table, short_commit
 
 FLIPPED = "label changes along a translation by up to 16 pixels to both sides, mean of both axes"
 QUESTIONS = (
@@ -54,16 +54,17 @@ def write_page(results: Path) -> Path:
         durable.write(folder / f"{threat}.png", family_plot(base, threat))
     for variant in {point.variant for point in points} - {usual}:
         durable.write(folder / f"{variant.slug}.png", variant_plot([p for p in points if p.variant == variant]))
-    for answer in answers(points):
+    answered = answers(points)
+    for answer in answered:
         if answer.curves:
             durable.write(folder / f"question-{answer.name}.png", question_plot(answer))
     page = results.with_suffix(".md")
-    durable.write(page, page_text(frontier, results).encode())
+    durable.write(page, page_text(frontier, results, answered).encode())
     return page
 
 
-def page_text(frontier: Frontier, results: Path) -> str:
-    """The page in Markdown; the same rows give the same text."""
+def page_text(frontier: Frontier, results: Path, answered: Sequence[Answer] | None = None) -> str:
+    """The page in Markdown; the same rows give the same text. With the questions answered already, they are not asked again."""
     everything, folder = points_of(frontier.rows), results.stem
     points = learned(everything)
     base = base_variant(points)
@@ -76,7 +77,7 @@ def page_text(frontier: Frontier, results: Path) -> str:
     parts += [f"![Clean error against each threat, a front for each way of training]({folder}/overview.png)"]
     parts += ["The lowest points of each way are joined; a way with more points has more chances to be low.", _threats(points)]
     parts += [_reading(Noise.of(points)), *standings_table(points, frontier.prices), "## Questions", QUESTIONS]
-    for answer in answers(points):
+    for answer in answers(points) if answered is None else answered:
         parts += [f"### {answer.question}", *_answered(answer, folder)]
     parts += ["## How far penalties got", AIMS, *_unseen(points), _aims(points, frontier)]
     parts.append(f"## Every family ({base})")
@@ -104,7 +105,7 @@ def _threats(points: Sequence[Point]) -> str:
     for name in measured_threats(points):
         what = FLIPPED if name == "flips" else attacks.get(name, "")
         lines.append([THREATS[name], f"`{what}`" if "(" in what else what])  # an attack is written as its value
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(lines)
 
 
 def _useless(count: int) -> list[str]:
@@ -123,7 +124,7 @@ def _aims(points: Sequence[Point], frontier: Frontier) -> str:
     lines = [["hoped for", "verdict", "evidence"], ["---"] * 3]
     found = aims(points, frontier.harness["dataset"], frontier.prices)
     lines += [[aim.hope, f"**{aim.verdict}**", aim.sentence] for aim in found]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(lines)
 
 
 def _chosen(points: Sequence[Point]) -> list[str]:
@@ -184,7 +185,7 @@ def _table(points: Sequence[Point], on_front: dict[str, set[str]]) -> str:
         trained = _mean([float(row["epochs_trained"]) for row in point.rows])
         lines.append([f"`{point.regularizer}`", f"{point.seeds}", _cell(point, "clean"), *cells, f"{trained:g}"])
         lines[-1].append("; ".join(masked) or "none")
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(lines)
 
 
 def _cell(point: Point, measure: str, bold: bool = False) -> str:
