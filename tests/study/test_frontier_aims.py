@@ -115,6 +115,10 @@ def test_prices_need_a_bench_and_a_frontier(tmp_path: Path) -> None:
     gather([tmp_path / "a"], results, SILENT)
     with pytest.raises(StudyError, match=r"--prices needs a file that wassersmooth bench --only step has written; got .*rows"):
         add_prices(Path(shutil.copy(results, tmp_path / "rows.json")), results)
+    with pytest.raises(
+        StudyError, match=r"--prices needs a file that wassersmooth bench has written; got .*none\.json: not there"
+    ):
+        add_prices(tmp_path / "none.json", results)
     path = write_bench(tmp_path / "bench.json")
     report = json.loads(path.read_text())
     for changes, message in (
