@@ -333,13 +333,35 @@ def test_each_question_has_its_sentences(gathered: Path, name: str, expected: li
         assert sentence.endswith(".")
 
 
+def test_a_step_is_compared_with_the_penalty_of_its_own_geometry(tmp_path: Path) -> None:
+    for eta in (0.2, 0.5, 1):
+        fake_run(tmp_path, f"euclidean:eta={eta}")
+        fake_run(tmp_path, f"l2-adversarial:eta={eta}", better=2)
+        for radius, better in ((2, 0), (4, 3)):
+            fake_run(tmp_path, f"wasserstein:eta={eta},radius={radius}", better=better)
+        fake_run(tmp_path, f"wasserstein-adversarial:eta={eta},radius=2")
+        fake_run(tmp_path, f"adversarial:eta={eta}")  # without rows of its penalty
+    gather([tmp_path], tmp_path / "frontier.json", SILENT)
+    found = questions.answers(points_of(Frontier.at(tmp_path / "frontier.json").rows))
+    (answer,) = (answer for answer in found if answer.name == "step")
+    assert [(curve.points[0].family, curve.pair) for curve in answer.curves] == [
+        ("euclidean", 0),
+        ("l2-adversarial", 0),
+        ("wasserstein:radius=2", 1),
+        ("wasserstein-adversarial:radius=2", 1),
+    ]
+    l2, transport = answer.sentences
+    assert re.match(r"L2 one-step training in place of the penalty \(Euclidean\) helps with .*targets -[12]\.\d", l2), l2
+    assert re.match(r"Wasserstein one-step training, radius 2 in place of .* radius 2\) changes nothing", transport), transport
+
+
 def test_questions_without_rows_say_which_ones_are_missing(tmp_path: Path) -> None:
     fake_run(tmp_path / "a", "none")
     gather([tmp_path / "a"], tmp_path / "frontier.json", SILENT)
     found = questions.answers(points_of(Frontier.at(tmp_path / "frontier.json").rows))
-    assert len(found) == 7
+    assert len(found) == len(questions.QUESTIONS) == 8
     assert all(not answer.curves and answer.sentences[0].startswith("Not answered yet: it takes rows") for answer in found)
-    assert write_page(tmp_path / "frontier.json").read_text().count("Not answered yet") == 7
+    assert write_page(tmp_path / "frontier.json").read_text().count("Not answered yet") == 8
 
 
 def test_the_page_and_its_plots(gathered: Path) -> None:
@@ -353,7 +375,7 @@ def test_the_page_and_its_plots(gathered: Path) -> None:
     before = {path: path.read_bytes() for path in page.parent.rglob("*.png")}
     write_page(gathered)
     assert all(path.read_bytes() == content for path, content in before.items())
-    assert text.count("\n### ") == 7 + 5  # questions, and a table for each variant
+    assert text.count("\n### ") == len(questions.QUESTIONS) + 5  # questions, and a table for each variant
     assert "| `wasserstein:eta=0.5,radius=2` | 2 |" in text
     assert "± 0.1" in text
 

@@ -91,7 +91,7 @@ def family_plot(points: Sequence[Point], threat: str) -> bytes:
     families = dict.fromkeys(point.family for point in points if point.kind != "none")
     for number, family in enumerate(sorted(families, key=place_of)):
         members = [p for p in points if p.family == family]
-        _line(axes, members, threat, title_of(family), color_of(members[0].kind), number)
+        _line(axes, members, threat, title_of(family), color_of(members[0].kind), number, LINES[number % len(LINES)])
     _mark_plain(axes, _spots([p for p in points if p.kind == "none"], threat))
     _label(axes, threat)
     axes.set_ylabel(_unit(threat))
@@ -117,7 +117,8 @@ def _panels(title: str, curves: Sequence[Curve], tied: bool) -> bytes:
     figure, panels = _grid(threats, 0.2 * len(curves) + 0.3)
     for axes, threat in zip(panels, threats, strict=True):
         for number, curve in enumerate(curves):
-            _line(axes, curve.points, threat, curve.title, f"C{number}", number, joined=not tied)
+            color, line = (number, number) if curve.pair is None else (curve.pair, number % 2)
+            _line(axes, curve.points, threat, curve.title, f"C{color}", number, "none" if tied else LINES[line % len(LINES)])
         if tied:
             _tie(axes, curves, threat)
         _label(axes, threat)
@@ -153,7 +154,7 @@ def _tie(axes: Axes, curves: Sequence[Curve], threat: str) -> None:
                 axes.plot(x, y, color="0.6", linewidth=0.6, zorder=0)  # type: ignore[arg-type]
 
 
-def _line(axes: Axes, points: Sequence[Point], threat: str, title: str, color: str, style: int, joined: bool = True) -> None:
+def _line(axes: Axes, points: Sequence[Point], threat: str, title: str, color: str, marker: int, line: str) -> None:
     known = [(c, r, p) for p in points if (c := p.mean("clean")) is not None and (r := p.mean(threat)) is not None]
     known.sort(key=lambda item: (item[2].rows[0]["eta"], item[2].rows[0]["epsilon"]))
     axes.errorbar(
@@ -162,9 +163,9 @@ def _line(axes: Axes, points: Sequence[Point], threat: str, title: str, color: s
         xerr=[_spread(p, "clean") for _, _, p in known],
         yerr=[_spread(p, threat) for _, _, p in known],
         color=color,
-        marker=MARKERS[style % len(MARKERS)],
+        marker=MARKERS[marker % len(MARKERS)],
         markersize=4.5,
-        linestyle=LINES[style % len(LINES)] if joined else "none",
+        linestyle=line,
         linewidth=1.2,
         elinewidth=0.7,
         label=title,

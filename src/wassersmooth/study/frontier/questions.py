@@ -6,6 +6,7 @@ augmentation) are compared at equal strength as well, since clean error itself m
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,13 +17,20 @@ from wassersmooth.study.frontier.points import THREATS, Point, Variant, base_var
 from wassersmooth.study.regularizers import ON_A_GRAPH
 from wassersmooth.study.tables import counted, listed
 
+SAME_GEOMETRY = {"adversarial": "dual-norm", "l2-adversarial": "euclidean", "wasserstein-adversarial": "wasserstein"}
+
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of the question's plot."""
+    """A line of the question's plot.
+
+    Attributes:
+        pair: curves of the same number belong together, and have one color; None is a color of its own.
+    """
 
     title: str
     points: tuple[Point, ...]
+    pair: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,22 @@ def laplacian_term(points: Sequence[Point], noise: Noise) -> Answer:
     return _of_families("laplacian", "Does the Laplacian term help?", named, points, noise, missing)
 
 
+def penalty_or_step(points: Sequence[Point], noise: Noise) -> Answer:
+    """To first order, the step in a ball raises the loss by the dual norm of the gradient: what a penalty asks to be small."""
+    named = []
+    for family in _families(points):
+        kind, _, rest = family.partition(":")
+        if kind in SAME_GEOMETRY:
+            penalty = ":".join([SAME_GEOMETRY[kind], *([rest] if rest else [])])
+            name = title_of(family)
+            named.append((f"{name[0].upper()}{name[1:]} in place of the penalty ({title_of(penalty)})", family, penalty))
+    missing = "it takes rows of `l2-adversarial` and `euclidean`, say"
+    question = "A penalty, or one adversarial step in the same geometry?"
+    answer = _of_families("step", question, named, points, noise, missing)
+    paired = (dataclasses.replace(curve, pair=number // 2) for number, curve in enumerate(answer.curves))
+    return dataclasses.replace(answer, curves=tuple(paired))
+
+
 def activation(points: Sequence[Point], noise: Noise) -> Answer:
     base = base_variant(points)
     others = [v for v in _variants(points) if v.activation != base.activation and v == base._replace(activation=v.activation)]
@@ -129,6 +153,7 @@ QUESTIONS: tuple[Question, ...] = (
     mass_term,
     radius,
     laplacian_term,
+    penalty_or_step,
     activation,
     early_stopping,
     augmentation,
