@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,15 +15,13 @@ from wassersmooth.study import checkpoints, doctoring, experiment, figures, own_
 from wassersmooth.study.bench.command import Bench
 from wassersmooth.study.config import Data, Study
 from wassersmooth.study.distributed import world
-from wassersmooth.study.errors import StudyError
-from wassersmooth.study.frontier.gathering import gather
-from wassersmooth.study.frontier.page import write_page
-from wassersmooth.study.frontier.points import NOTHING_CHOSEN
-from wassersmooth.study.frontier.prices import add_prices
+from wassersmooth.study.errors import DivergedError, StudyError
+from wassersmooth.study.frontier.command import RESULTS, VALIDATION_IMAGES, Frontier
+from wassersmooth.study.frontier.gathering import require_one_harness
 from wassersmooth.study.paper.publish import Publish
 from wassersmooth.study.paper.published_models import as_run
 from wassersmooth.study.report.writing import write_report
-from wassersmooth.study.runs import EVALUATIONS, Run, read_json, runs_in
+from wassersmooth.study.runs import EVALUATIONS, Run, runs_in
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.search.sweep import Grid, sweep
 
@@ -61,18 +60,44 @@ class Reproduce(StudyCommand):
 
     wassersmooth reproduce --preset cifar10-paper: the paper's own recipe, 200 epochs, three seeds.
 
-    Nothing is lost when it is killed: the same command goes on from the last checkpoints, and skips what is finished.
-    The report is FOLDER/report.html; tables.md and tables.tex lie beside it.
+    wassersmooth reproduce --preset frontier --seeds 0 1: every family at several strengths, as rows of results/frontier.json.
+
+    Nothing is lost when it is killed: the same command goes on from the last checkpoints, and skips what is finished. Where one
+    run diverges, the others are measured. The report is FOLDER/report.html; tables.md and tables.tex lie beside it.
     """
+
+    results: Path = RESULTS
+    """With --suite frontier: the file of rows that the runs are added to. Its page lies beside it."""
 
     def __call__(self) -> None:
         figures.require_package("the report")
+        on_frontier = self.evaluation.suite == "frontier"
         with world(self.machine.device) as here:
             screen = Screen(quiet=not here.is_first)
-            runs = experiment.train(self, self.name, self.folder, here, screen)
+            runs = [Run.of(self.folder, config) for config in self.runs(self.name)]
+            if on_frontier:
+                require_one_harness(runs, self.results)  # rather than after all the training
+            stopped = None
+            try:
+                experiment.train(self, self.name, self.folder, here, screen)
+            except DivergedError as error:
+                if here.size > 1 or not any(run.finished for run in runs):
+                    raise
+                stopped = error  # it says enough of the run itself
             if here.is_first:
-                experiment.measure(runs, screen, self.machine.device, self.evaluation.suite, self.evaluation.test_images)
+                finished = [run for run in runs if run.finished]
+                self._measure(finished, screen)
+                if on_frontier:
+                    Frontier(tuple(run.folder for run in finished), self.results)()
                 screen.line(f"report: {write_report(self.folder, screen.line)}")
+            if stopped is not None:
+                raise stopped
+
+    def _measure(self, runs: Sequence[Run], screen: Screen) -> None:
+        asked = (screen, self.machine.device, self.evaluation.suite)
+        experiment.measure(runs, *asked, self.evaluation.test_images)
+        if self.evaluation.suite == "frontier" and self.data.validation:
+            experiment.measure(runs, *asked, VALIDATION_IMAGES, split="validation")
 
 
 @dataclass(frozen=True)
@@ -238,44 +263,6 @@ class Report:
                 run.evaluation()  # a damaged one is refused: a report would take it for one that was never made
         screen = Screen()
         screen.line(f"report: {write_report(self.folder, screen.line)}")
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """Gathers evaluated runs into one file of rows, and writes the page and plots of clean against robust error. Never trains.
-
-    wassersmooth frontier runs/frontier runs/frontier-100: adds the runs of two studies to results/frontier.json.
-
-    wassersmooth frontier --render: the page again, from the file alone.
-
-    wassersmooth frontier --render --prices results/bench-h200.json: with what a training step of each kind costs.
-
-    Give it again after more seeds or another suite: a run that is there already is replaced, what was measured of it is kept.
-    The page lies beside the file, as results/frontier.md; docs/study.md has the commands that make the runs.
-    """
-
-    folders: Folders = ()
-    """Study folders or run folders, evaluated with --suite frontier; also with publication, for AutoAttack, and with
-    --split validation, by which points are chosen."""
-    results: Path = Path("results/frontier.json")
-    """The file of rows."""
-    render: bool = False
-    """Reads no runs."""
-    prices: Path | None = None
-    """A file that wassersmooth bench has written, with --regularizers for kinds that it does not time by itself: what a step
-    of each kind costs goes into the file of rows."""
-
-    def __call__(self) -> None:
-        if bool(self.folders) == self.render:
-            raise StudyError("frontier needs the folders of studies, or --render and none; for instance runs/frontier")
-        screen = Screen()
-        if not self.render:
-            screen.line(f"{self.results}: {len(gather(self.folders, self.results, screen))} rows")
-            for name, chosen in read_json(self.results, "a folder with rows")["chosen"].items():
-                screen.line(f"{name}: {' '.join(('--regularizers', *chosen)) if chosen else NOTHING_CHOSEN}")
-        if self.prices is not None:
-            add_prices(self.prices, self.results)
-        screen.line(f"page: {write_page(self.results)}")
 
 
 @dataclass(frozen=True)

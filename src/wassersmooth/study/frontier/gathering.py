@@ -61,6 +61,13 @@ def gather(folders: Sequence[Path], results: Path, screen: Screen) -> list[Row]:
     return list(stored["rows"])
 
 
+def require_one_harness(runs: Sequence[Run], results: Path) -> None:
+    """Whether runs, trained or not, could be added to the file; StudyError says which setting is another."""
+    harness = rows.read(results).get("harness")
+    for run in runs:
+        harness = _one_harness(run, harness, results)
+
+
 def row_of(run: Run) -> Row:
     """All that the page needs to know about a run."""
     config, point = run.config, run.config.regularizer

@@ -1,0 +1,71 @@
+"""One command for a frontier: it trains, measures on test and validation images, and adds rows; more seeds add more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from wassersmooth.cli import main
+
+SMALL = [
+    "--preset",
+    "frontier",
+    "--dataset",
+    "digits",
+    "--model",
+    "small",
+    "--epochs",
+    "1",
+    "--milestones",
+    "--test-images",
+    "20",
+]
+
+
+def reproduce(folder: Path, *flags: str) -> int:
+    given = ["--output", str(folder / "runs"), "--results", str(folder / "frontier.json"), "--device", "cpu"]
+    return main(["reproduce", *SMALL, *given, "--learning-rate", "0.02", "--validation", "0.02", *flags])
+
+
+def rows_in(folder: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads((folder / "frontier.json").read_text())["rows"]
+    return found
+
+
+def test_rows_are_added_by_giving_the_command_again_with_more_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = ("--regularizers", "none", "euclidean:eta=0.1")
+    assert reproduce(tmp_path, *points) == 0
+    first = rows_in(tmp_path)
+    assert [(row["regularizer"], row["seed"]) for row in first] == [("euclidean:eta=0.1", 0), ("none", 0)]
+    assert all({"errors", "flips"} <= set(row["validation"]) for row in first)  # type: ignore[call-overload]
+    said = capsys.readouterr().out
+    assert "2 rows" in said
+    assert "balanced: --regularizers" in said
+    assert (tmp_path / "frontier.md").is_file()
+    assert (tmp_path / "runs" / "report.html").is_file()
+    assert reproduce(tmp_path, *points, "--seeds", "0", "1") == 0
+    both = rows_in(tmp_path)
+    assert [row["seed"] for row in both] == [0, 1, 0, 1]
+    assert [row["model_sha256"] for row in both[::2]] == [row["model_sha256"] for row in first]
+
+
+def test_another_harness_is_refused_before_anything_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored = {"rows": [], "harness": {"batch_size": 7}}
+    (tmp_path / "frontier.json").write_text(json.dumps(stored))
+    assert reproduce(tmp_path, "--regularizers", "none") == 2
+    assert "frontier compares runs of one harness; choose another --results" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    assert json.loads((tmp_path / "frontier.json").read_text()) == stored
+
+
+def test_a_run_that_diverges_costs_the_others_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = ("--regularizers", "none", "euclidean:eta=1e30")
+    assert reproduce(tmp_path, *points, "--validation", "0") == 1
+    said = capsys.readouterr()
+    assert "lower --learning-rate or eta" in said.err
+    (row,) = rows_in(tmp_path)
+    assert row["regularizer"] == "none"
+    assert "validation" not in row  # none was held out
+    assert (tmp_path / "runs" / "report.html").is_file()
