@@ -85,7 +85,7 @@ def step_time_png(report: Report) -> bytes:
         "algorithm1_r8": step["algorithm1_r8"],
     }
     words = LABELS | {"wasserstein": "Wasserstein penalty", "double_backward_r4": "double backward, radius 4"}
-    words |= {"algorithm1_r8": "Algorithm 1, literally", "pgd7": "PGD-7"}
+    words |= {"algorithm1_r8": "Algorithm 1, a loop", "pgd7": "PGD-7"}
     colors = dict(zip(ends, ("#555555", "#1f77b4", "#9467bd", "#8c564b", "#d62728", "#8c564b"), strict=True))
     for name in names:
         axes.plot([1.5, 8], [step[name]] * 2, color=colors[name], lw=1.3, ls="--")

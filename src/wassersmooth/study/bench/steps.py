@@ -168,7 +168,7 @@ def capture(step: Step, device: torch.device) -> Step:
 
 
 def algorithm1(objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Algorithm 1 of the paper, taken literally: double backward through a loop over the neighbor relations."""
+    """Algorithm 1 of the paper, put right: double backward through a loop over the neighbor relations."""
     x = images.detach().requires_grad_()
     per_image = losses.evaluate(losses.resolve(objective.loss), model(x), labels)
     (g,) = torch.autograd.grad(per_image.sum(), x, create_graph=True)

@@ -16,7 +16,7 @@ LABELS = {
     "wasserstein_r8": "Wasserstein penalty, radius 8",
     "pgd7": "adversarial training, PGD-7",
     "double_backward_r4": "Wasserstein, radius 4, double backward",
-    "algorithm1_r8": "Wasserstein, radius 8, Algorithm 1 literally",
+    "algorithm1_r8": "Wasserstein, radius 8, Algorithm 1 as a loop",
 }
 RATIO_GOALS = (
     ("wasserstein_r4/plain", "<=", 2.6),
