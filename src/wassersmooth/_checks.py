@@ -1,6 +1,7 @@
-"""Every complaint about bad input is worded here: what was received, what was expected, and the remedy.
+"""Every complaint about numbers, images and metrics: what was received, what was expected, and the remedy.
 
-Shapes and dtypes are checked always, values where they are visible (:mod:`wassersmooth.visibility`).
+Those about models and labels are in :mod:`wassersmooth._model_checks`. Shapes and dtypes are checked always, values where they
+are visible (:mod:`wassersmooth.visibility`).
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def like(name: str, tensor: object, reference: Tensor) -> None:
 
 def finite(name: str, tensor: Tensor) -> None:
     if values_are_visible(tensor) and not bool(torch.isfinite(tensor).all()):
-        raise NotFiniteError(f"{name} must be finite; got {_first_not_finite(tensor)}")
+        raise NotFiniteError(f"{name} must be finite; got {first_not_finite(tensor)}")
 
 
 def masses(name: str, images: Tensor, most: float = float("inf")) -> None:
@@ -157,105 +158,9 @@ def _plain(value: object) -> object:
     return tuple(value) if isinstance(value, torch.Size) else value
 
 
-def _first_not_finite(tensor: Tensor) -> str:
+def first_not_finite(tensor: Tensor) -> str:
     bad = ~torch.isfinite(tensor)
     return f"{tensor[bad].flatten()[0].item()} ({int(bad.sum())} of {tensor.numel()} values)"
-
-
-def class_labels(received: object, images: Tensor) -> None:
-    """One class index per image, on the device of the images."""
-    expected = f"an integer tensor of shape ({len(images)},), one class index per image"
-    if not isinstance(received, Tensor):
-        raise ValueError(f"labels must be {expected}; got {type(received).__name__}")
-    if received.shape != (len(images),) or received.dtype != torch.int64:
-        remedy = "; convert with .long()" if received.shape == (len(images),) and not received.is_floating_point() else ""
-        raise ValueError(f"labels must be {expected} (int64); got {tuple(received.shape)} of {received.dtype}{remedy}")
-    if received.device != images.device:
-        raise ValueError(f"labels must be on the device of the images, {images.device}; got {received.device}")
-
-
-def logits(received: object, images: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Outputs of a classifier: finite scores ``(B, K)`` for K >= 2 classes, with every label among the classes."""
-    if not isinstance(received, Tensor) or received.dim() != 2 or len(received) != len(images) or received.shape[1] < 2:
-        got = tuple(received.shape) if isinstance(received, Tensor) else f"{type(received).__name__}; return the logits alone"
-        raise ValueError(f"the model must return scores of shape ({len(images)}, classes >= 2), one row per image; got {got}")
-    finite("the model's outputs", received)
-    if labels is not None and values_are_visible(received, labels):
-        low, high = torch.aminmax(labels)
-        if bool((low < 0) | (high >= received.shape[1])):
-            raise ValueError(
-                f"labels must be class indices from 0 to {received.shape[1] - 1}, since the model has {received.shape[1]} "
-                f"outputs; got {int(low)} to {int(high)}"
-            )
-    return received
-
-
-def model_on(model: torch.nn.Module, images: Tensor) -> None:
-    """A model that has at least a part of itself where the images are (a model may span several devices)."""
-    module(model)
-    devices = {tensor.device for group in (model.parameters(), model.buffers()) for tensor in group}
-    if devices and images.device not in devices:
-        found = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"the model is on {found} and the images are on {images.device}; move one with .to(...)")
-
-
-def labels(received: object, images: Tensor) -> None:
-    """One label per image: class indices, or a row of targets. The number of classes is not known yet."""
-    if not isinstance(received, Tensor):
-        raise ValueError(f"labels must be a tensor; got {type(received).__name__}; convert with torch.as_tensor(labels)")
-    if received.dim() == 0 or len(received) != len(images):
-        length = "a single number" if received.dim() == 0 else f"{len(received)} labels"
-        raise ValueError(f"labels must match the images, one for each of {len(images)}; got {length}")
-    if received.device != images.device:
-        raise ValueError(f"labels must be where the images are, on {images.device}; got {received.device}; use .to()")
-
-
-def labels_for_outputs(received: Tensor, outputs: Tensor, softmax: bool = False) -> None:
-    """Labels that fit outputs of shape (B, k): indices below k, or targets of the same shape."""
-    if outputs.dim() != 2:
-        raise ValueError(
-            f"the model must return outputs of shape (B, classes); got {tuple(outputs.shape)}; "
-            "flatten them, or pass a loss of your own"
-        )
-    classes = outputs.shape[1]
-    if softmax and classes < 2:
-        raise ValueError(
-            f"cross_entropy needs at least 2 outputs, since the softmax of a single one is always 1; got {classes}; "
-            "use loss='binary_cross_entropy' with float targets of shape (B, 1)"
-        )
-    if received.is_floating_point():
-        if received.shape != outputs.shape:
-            indices = "; convert class indices with .long()" if received.dim() == 1 else ""
-            raise ValueError(
-                f"targets must have the shape of the outputs, {tuple(outputs.shape)}; got {tuple(received.shape)}{indices}"
-            )
-        finite("targets", received)
-        return
-    if received.dtype != torch.int64 or received.dim() != 1:
-        raise ValueError(
-            f"labels must be class indices, int64 of shape (B,), or float targets of shape (B, {classes}); "
-            f"got {received.dtype} of {tuple(received.shape)}; convert indices with "
-            f"{'.squeeze(1)' if received.dtype == torch.int64 else '.long()'}"
-        )
-    if values_are_visible(received):
-        low, high = torch.aminmax(received)
-        if int(low) < 0 or int(high) >= classes:
-            raise ValueError(
-                f"labels must be in 0..{classes - 1}, the model has {classes} outputs; got {int(low)}..{int(high)}; "
-                "count classes from 0, or give the model more outputs"
-            )
-
-
-def per_image_losses(received: object, images: int) -> None:
-    """What a loss returns: one finite value per image."""
-    if not isinstance(received, Tensor) or received.shape != (images,):
-        shape = f"shape {tuple(received.shape)}" if isinstance(received, Tensor) else type(received).__name__
-        raise ValueError(f"loss must return one value per image, shape ({images},); got {shape}; use reduction='none'")
-    if values_are_visible(received) and not bool(torch.isfinite(received).all()):
-        raise NotFiniteError(
-            f"the loss must be finite; got {_first_not_finite(received.detach())}; "
-            "lower the learning rate or eta, or look for NaN in the model's parameters"
-        )
 
 
 def strength(name: str, received: object) -> None:
@@ -272,11 +177,6 @@ def strength(name: str, received: object) -> None:
         raise ValueError(f"{name} must be finite and at least 0; got {received.item()}")
 
 
-def module(received: object) -> None:
-    if not isinstance(received, torch.nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module; got {type(received).__name__}; wrap a function in a module")
-
-
 def metric(received: object) -> None:
     """Something that gives every image its cometric."""
     if isinstance(received, type) or not callable(getattr(received, "cometric", None)):
@@ -284,23 +184,4 @@ def metric(received: object) -> None:
         raise ValueError(
             f"metric must be a metric such as Euclidean() or Wasserstein(graph); got {got}; "
             "a PixelGraph is wrapped as Wasserstein(graph)"
-        )
-
-
-def outputs(received: object, images: int) -> None:
-    """What a model returns: a tensor with one row per image."""
-    if not isinstance(received, Tensor):
-        raise ValueError(
-            f"the model must return a tensor of outputs; got {type(received).__name__}; pick the logits in a wrapper"
-        )
-    if received.dim() == 0 or len(received) != images:
-        raise ValueError(f"the model must return one row of outputs per image, {images}; got shape {tuple(received.shape)}")
-
-
-def depends_on_images(received: Tensor) -> None:
-    """Outputs that a gradient with respect to the images can come from."""
-    if not received.requires_grad:
-        raise ValueError(
-            "the outputs do not depend on the images in a way that can be differentiated; "
-            "look for .detach(), torch.no_grad(), rounding or an argmax in the model"
         )

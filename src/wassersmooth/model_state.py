@@ -62,6 +62,14 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda, self.device)
 
 
+def seed_passes(device: torch.device, seed: int) -> None:
+    """Decides what passes over images on this device draw from here on; whoever calls it puts the state back."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
 def turn(model: nn.Module) -> threading.RLock:
     """The lock of whoever changes the state of this model for a while; a thread that has it may take it again.
 

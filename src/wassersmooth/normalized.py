@@ -8,7 +8,7 @@ from numbers import Real
 import torch
 from torch import Tensor, fx, nn
 
-from wassersmooth import _checks
+from wassersmooth import _model_checks
 
 
 class Normalized(nn.Module):
@@ -26,7 +26,7 @@ class Normalized(nn.Module):
 
     def __init__(self, model: nn.Module, mean: Sequence[float] | float, std: Sequence[float] | float) -> None:
         super().__init__()
-        _checks.module(model)
+        _model_checks.module(model)
         means, stds = _per_channel("mean", mean), _per_channel("std", std)
         if len(means) != len(stds):
             raise ValueError(f"mean and std must have one number per channel each; got {len(means)} and {len(stds)}")

@@ -181,6 +181,37 @@ def test_the_remedy_fits_the_labels(change, remedy) -> None:
         PENALTIES[0](Returning(lambda z: z), images, change(labels))
 
 
+BINARY = ws.GradientPenalty(METRIC, 0.3, loss="binary_cross_entropy")
+EACH_OUTPUT = ws.Plain(loss=nn.BCEWithLogitsLoss(reduction="none"))
+
+
+@pytest.mark.parametrize(
+    ("objective", "spoil", "change", "remedy"),
+    [
+        (BINARY, lambda z: z[:, :1], lambda y: y.float(), r"got \(4,\); add a dimension, targets\[:, None\]"),
+        (BINARY, lambda z: z[:, :1], lambda y: y, r"got 0\.\.2; a single output takes float targets \(B, 1\)"),
+        (BINARY, lambda z: z[:, 0], lambda y: y.float(), r"got \(4,\); add a dimension, outputs\[:, None\]"),
+        (EACH_OUTPUT, lambda z: z, lambda y: torch.ones(4, 3), r"got shape \(4, 3\); average over the rest"),
+        (ws.AdversarialTraining(ws.attacks.FGSM(0.1)), lambda z: z, lambda y: torch.ones(4, 3), r"targets\.argmax\(1\)"),
+        (ws.AdversarialTraining(ws.attacks.FGSM(0.1)), lambda z: z[:, :1], lambda y: y, r"torch\.cat\(\[0 \* z, z\], 1\)"),
+    ],
+)
+def test_the_remedy_fits_the_outputs(objective, spoil, change, remedy) -> None:
+    images, labels = batch()
+    with pytest.raises(ValueError, match=remedy):
+        objective(Returning(spoil), images, change(labels))
+
+
+@pytest.mark.parametrize(
+    "objective", [ws.Tikhonov(METRIC, 0.3), ws.DirectionalPenalty.from_attack(ws.attacks.FGSM(0.1))], ids=repr
+)
+def test_no_engine_is_recommended_where_there_is_no_choice(objective) -> None:
+    compiled = torch.compile(Returning(lambda z: z), backend="eager")
+    with pytest.raises(RuntimeError, match="this objective cannot differentiate a model that was compiled") as caught:
+        objective(compiled, *batch())
+    assert "engine" not in str(caught.value)
+
+
 @pytest.mark.parametrize("objective", [ws.GradientPenalty, ws.Tikhonov, ws.NoisyInputs])
 def test_a_class_is_no_metric(objective) -> None:
     with pytest.raises(ValueError, match=r"metric must be .*Wasserstein\(") as caught:

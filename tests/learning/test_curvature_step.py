@@ -155,7 +155,7 @@ def test_compiled_as_one_function(device, seeded):
 def test_outputs_that_are_no_logits_are_refused_in_the_words_of_the_objective():
     model, (images, labels) = nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.Flatten(0)).double(), batch()
     for step in (lambda *given: curvature()(model, *given), traced(curvature(), model)):
-        with pytest.raises(ValueError, match=r"outputs of shape \(B, classes\); got \(4,\); flatten them"):
+        with pytest.raises(ValueError, match=r"outputs of shape \(B, classes\); got \(4,\); add a dimension"):
             step(images, labels)
 
 

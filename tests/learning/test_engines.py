@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from tests.compare import assert_matches, assert_within_standard_errors
 from tests.learning.central import along, differences, flat, gradient_penalty, gradients_of
@@ -193,3 +194,33 @@ def test_a_common_step_is_taken_where_images_see_each_other():
     exact = flat(gradients_of(GradientPenalty(Euclidean(), 1.0)(model.train(), images, labels).penalty, model))
     rough = GradientPenalty(Euclidean(), 1.0, engine="finite_difference")(model, images, labels)
     assert (flat(gradients_of(rough.penalty, model)) - exact).norm() < 1e-3 * exact.norm()
+
+
+NORMS = {
+    "group": lambda: nn.GroupNorm(2, 4),
+    "instance": lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+    "batch": lambda: nn.BatchNorm2d(4),
+    "softmax": lambda: nn.Softmax(1),
+    "layer, channels last": lambda: nn.Sequential(ChannelsBehind(), nn.LayerNorm(4)),
+}
+
+
+class ChannelsBehind(nn.Module):
+    def forward(self, x):
+        return x.permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("norm", NORMS)
+def test_all_passes_drop_the_same_values_in_whatever_order_they_lie(norm, layout, device):
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 4, 3, padding=1), NORMS[norm](), nn.Tanh(), nn.Dropout(0.4), nn.Flatten(), nn.Linear(256, 3)
+    model, (images, labels) = nn.Sequential(*layers).double().to(device), batch(device=device, channels=2)
+    images = images.contiguous(memory_format=layout)
+    found = {}
+    for engine in (*EXACT, "finite_difference"):
+        terms = seeded(lambda engine=engine: GradientPenalty(Euclidean(), 0.5, engine=engine)(model, images, labels))()
+        found[engine] = terms.total.detach(), flat(gradients_of(terms.total, model))
+    for engine, (total, gradient) in found.items():
+        assert_matches(total, found["double_backward"][0], 1e-10)
+        assert_matches(gradient, found["double_backward"][1], 1e-6 if engine == "finite_difference" else 1e-9)

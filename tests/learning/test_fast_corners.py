@@ -243,13 +243,86 @@ def test_attacks_in_half_precision(penalty, device):
     assert_matches(flat(gradients(model)), flat(gradients(twin)), 5e-2)
 
 
-def test_the_comparison_is_no_backward_pass():
+def test_hooks_of_parameters_are_refused_before_anything_is_called():
     """A hook may be an optimizer that steps as soon as a gradient is there."""
     model, called = smooth_net(), []
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(called.append)
-    traced(PENALTY, model)(*batch())
+    late = traced(PENALTY, model)
+    list(model.parameters())[-1].register_post_accumulate_grad_hook(called.append)
+    for attempt in (lambda: traced(PENALTY, model), lambda: late(*batch())):
+        with pytest.raises(ValueError, match=r"hooks of parameters; got some on \w+\.bias; call the objective"):
+            attempt()
+    other = smooth_net()
+    next(other.parameters()).register_hook(lambda g: 0 * g)
+    with pytest.raises(ValueError, match="hooks of parameters"):
+        traced(PENALTY, other)
     assert not called
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: next(model.parameters()).register_hook(lambda g: 0 * g),
+        lambda model: next(model.children()).register_forward_hook(lambda module, given, found: 0.5 * found),
+        lambda model: next(model.children()).register_forward_pre_hook(lambda module, given: 0.5 * given[0]),
+        lambda model: setattr(next(model.children()), "forward", lambda x: F.conv2d(x, next(model.parameters()))),
+    ],
+    ids=["gradient", "forward", "before forward", "another forward"],
+)
+def test_hooks_that_come_later_are_heeded(change):
+    model, (images, labels) = (
+        nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(108, CLASSES)).double(),
+        batch(),
+    )
+    fast = traced(PENALTY, model)
+    fast(images, labels)
+    change(model)
+    received = fast(images, labels)
+    found = flat(gradients(model))
+    model.zero_grad()
+    expected = PENALTY(model, images, labels)
+    expected.total.backward()
+    assert_matches(received.total, expected.total.detach(), 1e-12)
+    assert_matches(found, flat(gradients(model)), 1e-12)
+
+
+class InPlace(nn.Module):
+    """Normalizes what it is given where it lies."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x.sub_(0.5).div_(0.25))
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        *(Plain(), PENALTY, AdversarialTraining(FGSM(0.05)), NoisyInputs(METRIC, 0.1), Tikhonov(METRIC, 0.3)),
+        *(GradientPenalty(METRIC, 0.7, engine=engine) for engine in ("forward_mode", "finite_difference")),
+    ],
+    ids=repr,
+)
+def test_images_are_kept_from_models_that_change_what_they_are_given(objective):
+    inner, (images, labels) = smooth_net(), batch()
+    before, found = images.clone(), []
+    for model in (InPlace(inner), nn.Sequential(Affine(), inner)):
+        model.zero_grad()
+        total = objective(model, images, labels, torch.Generator().manual_seed(0)).total
+        total.backward()
+        found.append((total.detach(), flat(gradients(model))))
+    for received, expected in zip(*found, strict=True):
+        assert_matches(received, expected, 1e-9)
+    if not (isinstance(objective, GradientPenalty) and objective.engine == "finite_difference"):
+        with pytest.raises(RuntimeError, match=r"cannot be traced \(.*in-place operation.*use the objective itself"):
+            traced(objective, InPlace(inner))(images, labels)
+    assert torch.equal(images, before)
+
+
+class Affine(nn.Module):
+    def forward(self, x):
+        return (x - 0.5) / 0.25
 
 
 @pytest.mark.parametrize("objective", [Plain(), PENALTY], ids=repr)

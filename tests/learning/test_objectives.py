@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from tests.compare import assert_matches
 from tests.learning.central import along, differences, flat, gradient_penalty, gradients_of
@@ -25,6 +26,7 @@ from wassersmooth.learning.objectives import (
 )
 from wassersmooth.learning.terms import Terms
 from wassersmooth.learning.tikhonov import Tikhonov
+from wassersmooth.robustness.attacks import FGSM, PGD
 
 METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2))
 
@@ -185,6 +187,33 @@ def test_adversarial_training_is_the_loss_at_the_attacked_images(device):
     model, (images, labels) = smooth_net(device), batch(device=device)
     expected = F.cross_entropy(model(sign_attack(model, images, labels)), labels)
     assert_matches(AdversarialTraining(sign_attack)(model, images, labels).loss, expected, 1e-12)
+
+
+class Drawing(nn.Module):
+    """Remembers the random numbers of each of its passes."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.drawn = inner, []
+
+    def forward(self, x):
+        self.drawn.append(torch.rand(1, device=x.device).item())
+        return self.inner(x)
+
+
+def test_attacks_do_not_know_the_masks_of_the_pass_that_is_trained_on(device):
+    model, (images, labels) = Drawing(smooth_net(device)), batch(device=device)
+    for attack in (FGSM(0.1), PGD(0.1, 0.05, 2), PGD(0.1, 0.05, 2, random_start=False)):
+        for state in range(3):
+            model.drawn.clear()
+            torch.manual_seed(state)
+            AdversarialTraining(attack)(model, images, labels, torch.Generator(device).manual_seed(4))
+            *attacking, last = model.drawn
+            assert len({*attacking, last}) == len(attacking) + 1
+            following = torch.rand(1, device=device)
+            torch.manual_seed(state)
+            assert torch.rand(1, device=device).item() == last  # one plain pass, and no more
+            assert torch.equal(torch.rand(1, device=device), following)
 
 
 def test_random_attacks_start_elsewhere_each_step_and_follow_the_seed(device):

@@ -126,3 +126,32 @@ def test_losses_are_those_of_torch():
     assert_matches(losses.square(outputs, labels), F.mse_loss(outputs, targets, reduction="none").mean(1), 1e-12)
     huge = losses.cross_entropy(torch.tensor([[1e4, 0.0, 0.0]]), torch.tensor([1]))
     assert torch.isfinite(huge).all()
+
+
+IN_SOME_ORDER = {
+    "group_norm": lambda x: F.group_norm(x, 2, W4, B4),
+    "instance_norm": lambda x: F.instance_norm(x, weight=W4),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, W4, B4, True),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[2:]),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:]),
+    "softmax": lambda x: x.softmax(1),
+    "log_softmax": lambda x: F.log_softmax(x, dim=-1),
+    "logsumexp": lambda x: torch.logsumexp(x, 1, keepdim=True),
+    "silu": F.silu,
+    "glu": lambda x: F.glu(x, 1),
+}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (3, 0, 2, 1), (1, 0, 3, 2)], ids=str)
+@pytest.mark.parametrize("name", IN_SOME_ORDER)
+def test_results_lie_in_memory_as_those_of_the_native_operator(name, order):
+    """A dropout that follows fills its mask in that order: with another one it would drop other values."""
+    x = X.permute(order).contiguous().permute([order.index(d) for d in range(4)])
+    native = IN_SOME_ORDER[name](x)
+    with written_out():
+        received = IN_SOME_ORDER[name](x)
+    assert_matches(received, native, 1e-12)
+    torch.manual_seed(0)
+    expected = F.dropout(torch.ones_like(native), 0.5)
+    torch.manual_seed(0)
+    assert torch.equal(F.dropout(torch.ones_like(received), 0.5), expected)

@@ -11,6 +11,7 @@ from torch import nn
 
 from wassersmooth.normalized import Normalized
 from wassersmooth.robustness.attacks import FGSM, PGD, Square, WassersteinFGSM
+from wassersmooth.robustness.dossier import evaluate
 from wassersmooth.robustness.translations import label_flips
 
 SEED = 11
@@ -153,3 +154,32 @@ def test_distributed_training_goes_on_after_an_attack(one_process):
         nn.functional.cross_entropy(model(images), labels).backward()
         PGD(8 / 255, 2 / 255, 2)(model, images, labels)
     assert all(parameter.grad is not None for parameter in inner.parameters())
+
+
+class InPlace(nn.Module):
+    """Normalizes what it is given where it lies."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x.sub_(0.3).div_(0.4))
+
+
+@pytest.mark.parametrize("attack", [FGSM(0.1), PGD(0.1, 0.05, 3), Square(0.1, queries=10)], ids=repr)
+def test_models_may_change_what_they_are_given(attack):
+    inner, (images, labels) = trained(), batch()
+    original = images.clone()
+    seeded = [torch.Generator().manual_seed(SEED) for _ in range(2)]
+    received = attack(InPlace(inner), images, labels, seeded[0])
+    assert torch.equal(images, original)
+    assert torch.equal(received, attack(Normalized(inner, 0.3, 0.4), images, labels, seeded[1]))
+
+
+def test_an_evaluation_keeps_its_images_from_the_model():
+    images, labels = batch(40)
+    original = images.clone()
+    report = evaluate(InPlace(trained()), images, labels, "quick", seed=0)
+    assert torch.equal(images, original)
+    assert report.errors == evaluate(Normalized(trained(), 0.3, 0.4), images, labels, "quick", seed=0).errors

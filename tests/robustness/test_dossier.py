@@ -358,7 +358,7 @@ def test_normalized_wrapper_is_the_only_thing_asked_of_a_model():
 def test_a_model_for_other_images_is_named_before_any_work():
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
     with pytest.raises(
-        ValueError, match=r"cannot answer images of 1 x 9 x 9 \(mat1 and mat2 .*; expected the channels and size"
+        ValueError, match=r"cannot answer images of 1 x 9 x 9 in eval mode \(mat1 and mat2 .*; convert them to the channels"
     ):
         evaluate(model, torch.rand(4, 1, 9, 9), torch.zeros(4, dtype=torch.long), suite="quick")
 

@@ -304,7 +304,7 @@ def test_further_seeds_without_validation_errors_leave_the_choice_as_it_was(tmp_
             [r"^With radius 2, the dependence on the image helps with pixel 8/255.*: at equal clean error .*1 to 2 seeds"],
         ),
         ("mass", [r"^A mass term of 0\.25 at radius 2 helps with .*several targets -[23]\.\d ± 0\.\d"]),
-        ("radius", ["^Radius 8 in place of 2 changes nothing beyond chance: at equal clean error"]),
+        ("radius", ["^Radius 8 in place of 2 shows no difference beyond chance: at equal clean error"]),
         ("laplacian", [r"^With radius 2, the Laplacian term hurts with .*several targets \+[23]\.\d"]),
         (
             "activation",
@@ -352,7 +352,9 @@ def test_a_step_is_compared_with_the_penalty_of_its_own_geometry(tmp_path: Path)
     ]
     l2, transport = answer.sentences
     assert re.match(r"L2 one-step training in place of the penalty \(Euclidean\) helps with .*targets -[12]\.\d", l2), l2
-    assert re.match(r"Wasserstein one-step training, radius 2 in place of .* radius 2\) changes nothing", transport), transport
+    assert re.match(r"Wasserstein one-step training, radius 2 in place of .* radius 2\) shows no difference", transport), (
+        transport
+    )
 
 
 def test_questions_without_rows_say_which_ones_are_missing(tmp_path: Path) -> None:

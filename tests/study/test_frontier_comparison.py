@@ -16,7 +16,7 @@ import pytest
 from study.fake_frontier import IMAGES, SILENT, fake_run, made_up, write_evaluation
 
 from wassersmooth.study.frontier import comparison
-from wassersmooth.study.frontier.comparison import Difference, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.comparison import Difference, EqualClean, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier.gathering import Frontier, gather
 from wassersmooth.study.frontier.noise import Noise
 from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, points_of
@@ -25,6 +25,7 @@ USUAL = {"activation": "softplus", "augment": False, "epochs": 24, "patience": N
 KNOWN_NOISE = Noise({"clean": 0.4**2 / (20 * 80), STRONGEST: 0.8**2 / (75 * 25)}, {}, {"clean": 20, STRONGEST: 20})
 
 
+CLEANS = ((17, 20, 25, 30), (18, 19, 21, 27, 33))
 CURVES = [
     [(10, 50), (12, 41), (17, 30), (26, 27), (30, 20)],
     [(10, 20), (12, 24), (17, 22), (26, 27), (30, 40)],
@@ -34,16 +35,26 @@ CURVES = [
 ]
 
 
+def curves(*several: list[tuple[float, float]]) -> comparison.Curves:
+    """A study for each."""
+    return comparison.Curves.through(*(np.array([[spot[k] for spot in one] for one in several], dtype=float) for k in (0, 1)))
+
+
+def heights(curve: list[tuple[float, float]], places: list[float]) -> list[float]:
+    found: list[float] = comparison._heights(curves(curve), np.array([places]))[0].tolist()
+    return found
+
+
 @pytest.mark.parametrize("curve", CURVES)
 def test_curves_are_cubics_that_are_monotone_between_points(curve: list[tuple[float, float]]) -> None:
     cleans, robusts = (list(part) for part in zip(*curve, strict=True))
     x = [10 + (cleans[-1] - 10) * k / 200 for k in range(201)]
-    found = comparison._on_curve(curve, x)
-    assert comparison._on_curve(curve, cleans) == pytest.approx(robusts)
+    found, again = (heights(curve, places) for places in (x, cleans))
+    assert again == pytest.approx(robusts)
     assert min(robusts) - 1e-9 <= min(found) <= max(found) <= max(robusts) + 1e-9
     if len(curve) > 2:
         interpolate = pytest.importorskip("scipy.interpolate")
-        assert found == pytest.approx(interpolate.PchipInterpolator(cleans, robusts)(x).tolist(), abs=1e-9)
+        assert found == pytest.approx(interpolate.PchipInterpolator(cleans, robusts)(x).tolist(), abs=1e-6)
 
 
 def on_a_curve(cleans: Sequence[float], chance: random.Random, kind: str = "euclidean", **settings: Any) -> list[Point]:
@@ -52,6 +63,7 @@ def on_a_curve(cleans: Sequence[float], chance: random.Random, kind: str = "eucl
     for clean in cleans:
         errors = {"clean": chance.gauss(clean, 0.4), STRONGEST: chance.gauss(60 + 40 * math.exp(-(clean - 16) / 6), 0.8)}
         row = {"errors": errors, "flips": {}, "intervals": {}, "regularizer": f"{kind}:{clean:g}", "family": kind}
+        row |= {"eta": clean, "epsilon": 0.0}
         points.append(Point(({**row, **USUAL, **settings, "kind": kind},)))
     return points
 
@@ -82,11 +94,12 @@ def test_points_that_are_only_nearly_equal_are_not_compared() -> None:
 
 def test_nothing_is_compared_beyond_the_end_of_a_side() -> None:
     sides = [[(clean, 100 - 2 * clean) for clean in cleans] for cleans in ((17.0, 20.0, 25.0, 30.0), (18.0, 19.0, 21.0))]
-    met = comparison._meeting(*sides, False)
-    assert met is not None
-    assert met[0] == pytest.approx(0)
-    assert (met[1][0], met[1][-1], len(met[1])) == (18.0, 21.0, comparison.PLACES)
-    assert comparison._meeting(sides[0], [(31.0, 2.0), (33.0, 1.0)], False) is None
+    met = comparison._meeting(*map(curves, sides), False)
+    assert met.gaps == pytest.approx(0, abs=1e-6)
+    assert (met.places[0], met.places[-1], len(met.places)) == (18.0, pytest.approx(21.0), comparison.PLACES)
+    none = comparison._meeting(curves(sides[0]), curves([(31.0, 2.0), (33.0, 1.0)]), False)
+    assert np.isnan(none.gaps).all()
+    assert not none.places
 
 
 def test_places_do_not_depend_on_the_strengths_that_were_tried() -> None:
@@ -94,12 +107,20 @@ def test_places_do_not_depend_on_the_strengths_that_were_tried() -> None:
     base = [(float(clean), 100.0 - 2 * clean) for clean in range(16, 33, 2)]
     for cleans in ((16, 17, 18, 19, 32), (16, 24, 32), (16, 29, 30, 31, 32)):
         turned = [(float(c), 100.0 - 2 * c + (c - 24) / 4) for c in cleans]
-        met = comparison._meeting(turned, base, False)
-        assert met is not None
-        assert met[0] == pytest.approx(0, abs=1e-9)
-    two = comparison._meeting([(18.0, 60.0), (30.0, 40.0)], base, False)
-    assert two is not None
-    assert two[1] == [18.0, 30.0]  # no chord
+        met = comparison._meeting(curves(turned), curves(base), False)
+        assert met.gaps == pytest.approx(0, abs=1e-6)
+    two = comparison._meeting(curves([(18.0, 60.0), (30.0, 40.0)]), curves(base), False)
+    assert two.places == pytest.approx([18.0, 30.0])  # no chord
+
+
+def test_studies_are_computed_as_each_of_them_alone() -> None:
+    dice = np.random.default_rng(0)
+    sides = [[[(c + dice.normal(), 100 - 2 * c + dice.normal()) for c in cleans] for _ in range(20)] for cleans in CLEANS]
+    for at_first in (False, True):
+        together = comparison._meeting(*(curves(*side) for side in sides), at_first).gaps
+        for k, gap in enumerate(together):
+            alone = comparison._meeting(*(curves(side[k]) for side in sides), at_first).gaps[0]
+            assert gap == pytest.approx(alone, nan_ok=True)
 
 
 def test_a_sentence_is_wrong_once_in_twenty_times_over_all_its_threats() -> None:
@@ -135,7 +156,8 @@ def wobbling(count: int, seeds: int, gap: float, chance: random.Random) -> list[
         clean = 17 + 8 * i / (count - 1)
         true = {"clean": clean, "elastic_1.5": 60 - 2 * (clean - 20) + gap}
         runs = [{name: chance.gauss(value, 1) for name, value in true.items()} for _ in range(seeds)]
-        points.append(Point(tuple({"errors": errors, "flips": {}, "intervals": {}} for errors in runs)))
+        strength = {"eta": i, "epsilon": 0.0}
+        points.append(Point(tuple({"errors": errors, "flips": {}, "intervals": {}, **strength} for errors in runs)))
     return points
 
 
@@ -161,8 +183,19 @@ def test_few_seeds_ask_for_larger_differences() -> None:
     assert Noise(scales, {}, {"clean": 0, "elastic_1.5": 7}).degrees("clean", "elastic_1.5") == 7
     assert [Difference(t, 1, freedom=3).clear for t in (3.18, 3.19)] == [False, True]  # the quantile is 3.182
     assert [Difference(t, 1).clear for t in (1.95, 1.97)] == [False, True]
-    average = Difference.average([Difference(1, 3, 2), Difference(2, 4, 3)])
-    assert (average.mean, average.error, average.freedom) == (1.5, 2.5, 2)
+
+
+def test_an_average_over_families_knows_what_moves_them_together() -> None:
+    dice = np.random.default_rng(0)
+    shared, *own = dice.normal(size=(3, 4000))
+    met = [EqualClean(k, 9, Difference(1 + k, 2**0.5, 5 + k), shared + noise) for k, noise in enumerate(own)]
+    average = EqualClean.average(met)
+    assert (average.low, average.high, average.difference.mean, average.difference.freedom) == (0, 9, 1.5, 5)
+    assert average.difference.error == pytest.approx(math.sqrt(1.5), rel=0.05)  # and not 1, as of independent ones
+    assert met[1].less(met[0]).mean == 1
+    assert met[1].less(met[0]).error == pytest.approx(math.sqrt(2), rel=0.05)
+    met[0].draws[:100] = np.nan  # where the first did not meet, the other tells
+    assert EqualClean.average(met).difference.error == pytest.approx(math.sqrt(1.5), rel=0.05)
 
 
 def test_chance_is_told_from_seeds_and_less_of_it_near_the_ends(tmp_path: Path) -> None:
@@ -210,11 +243,11 @@ def test_networks_are_compared_on_the_same_images() -> None:
     apart = (hard ^ other).mean()  # the variance of a paired difference of 0 and 1
     assert gap.error == pytest.approx(100 * math.sqrt(apart / 2003), rel=0.15)
     assert gap.error < 0.25 * math.sqrt(2 * 40 * 60 / 2003)
-    assert noise.moved(first, STRONGEST, np.random.default_rng(0)).mean() == pytest.approx(100 * hard.mean(), abs=0.3)
+    assert noise.moved(first, STRONGEST).mean() == pytest.approx(100 * hard.mean(), abs=0.3)
     elsewhere = on_images({STRONGEST: other}, test_sha256="another set")
     assert not Noise.of([first, elsewhere]).paired
     few = on_images({STRONGEST: hard[:1001]})  # an expensive attack is made on the first images
-    spread = (noise.moved(p, STRONGEST, np.random.default_rng(0)) - (p.mean(STRONGEST) or 0) for p in (first, few))
+    spread = (noise.moved(p, STRONGEST) - (p.mean(STRONGEST) or 0) for p in (first, few))
     assert np.corrcoef(*spread)[0, 1] == pytest.approx(math.sqrt(0.5), abs=0.1)
 
 
@@ -237,4 +270,44 @@ def test_points_that_are_on_no_front_are_compared_too() -> None:
     assert met is not None
     assert met.difference.mean == pytest.approx(-2, abs=0.3)
     assert met.high - met.low > 10
-    assert comparison._curve([(3.0, 1.0), (1.0, 5.0), (3.0, 2.0)]) == [(1.0, 5.0), (3.0, 1.5)]
+    assert heights([(3.0, 1.0), (1.0, 5.0), (3.0, 2.0)], [1.0, 3.0, 3.0 + 2e-9]) == pytest.approx([5.0, 1.0, 2.0])
+
+
+def test_points_weaker_than_the_one_with_the_least_clean_error_are_left_out() -> None:
+    """A little of a regularizer lowers clean error: the curve would go up and down between points of nearly one clean error."""
+    quiet = Noise(dict.fromkeys(KNOWN_NOISE.seeds, 0.0), {}, KNOWN_NOISE.freedom)
+    base = on_a_curve((15, 16, 17, 19, 24, 30), random.Random(0))
+    family = on_a_curve((15.5, 18.0, 22.0), random.Random(1))
+    before = at_equal_clean(family, base, STRONGEST, quiet)
+    weak = on_a_curve((16.5,), random.Random(2), eta=0.0)
+    weak[0].rows[0]["errors"][STRONGEST] += 30
+    again = at_equal_clean([*weak, *family], base, STRONGEST, quiet)
+    assert before is not None
+    assert again is not None
+    assert (again.low, again.high, again.difference) == (before.low, before.high, before.difference)
+    strong = on_a_curve((16.5,), random.Random(2), eta=99.0)
+    after = at_equal_clean([*family, *strong], base, STRONGEST, quiet)
+    assert after is not None
+    assert after.difference != before.difference  # it comes behind the others
+
+
+def test_what_seeds_and_images_share_counts_once() -> None:
+    """Seeds that differ in nothing but which images they are wrong on: the images tell all of it."""
+    dice = np.random.default_rng(0)
+    points = []
+    for number in range(40):
+        hard = dice.random(2000)
+        seeds = [on_images({STRONGEST: dice.random(2000) < hard, "clean": dice.random(2000) < 0.2}) for _ in range(2)]
+        rows = tuple({**seed.rows[0], "regularizer": f"{number}", "seed": k} for k, seed in enumerate(seeds))
+        points.append(Point(rows))
+    noise = Noise.of(points)
+    assert noise.both[STRONGEST] == pytest.approx(noise.seeds[STRONGEST], rel=0.4)  # by 40 degrees of freedom
+    one = points[0]
+    exact = 100 * math.sqrt(np.var(table_of(one).mean(0), ddof=1) / 2000)
+    assert np.std(noise.moved(one, STRONGEST)) == pytest.approx(exact, rel=0.25)
+    assert noise.spread(one, STRONGEST) < 1.3 * exact
+
+
+def table_of(point: Point) -> npt.NDArray[np.bool_]:
+    rows = [np.frombuffer(base64.b64decode(row["wrong"][STRONGEST]), np.uint8) for row in point.rows]
+    return np.stack([np.unpackbits(row)[:2000].astype(bool) for row in rows])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from wassersmooth import _checks
 from wassersmooth.learning.parallel import unwrapped
-from wassersmooth.model_state import RandomState, untouched
+from wassersmooth.model_state import RandomState, seed_passes, untouched
 
 
 class Attack(Protocol):
@@ -27,16 +27,19 @@ def attacked_images(
 
     An attack leaves the random state as it was, so without a generator every step would start from the same random point.
     It is therefore given one, seeded by the next number of the global state; and that number counts as drawn only if the
-    attack drew anything, so that attacks without randomness leave no trace.
+    attack drew anything, so that attacks without randomness leave no trace. Dropout has masks of its own in the attack: with
+    those of the pass that is trained on, the attack would know what it cannot know.
     """
     inner = unwrapped(model)  # the wrapper's own forward pass belongs to the step that is trained on
     before = RandomState(images.device)
     own = torch.Generator(device=images.device)
-    own.manual_seed(int(torch.randint(2**62, ())))
+    number = int(torch.randint(2**62, ()))
+    own.manual_seed(number)
     after = RandomState(images.device)
     before.restore()
     fresh = own.get_state()
     with untouched(inner, images.device):
+        seed_passes(images.device, number + 1)
         result = attack(inner, images, labels, generator=own if generator is None else generator)
     if not torch.equal(own.get_state(), fresh):
         after.restore()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from wassersmooth import _checks
+from wassersmooth import _checks, _model_checks
 from wassersmooth.geometry.metrics import Euclidean
 from wassersmooth.learning import agreement, engines, second_order
 from wassersmooth.learning.dual_norm import PenaltyMetric, check_handed
@@ -88,7 +88,7 @@ def doctor(
         loss: as in :class:`~wassersmooth.Plain`.
         repeats: how many steps are timed.
     """
-    _checks.module(model)
+    _model_checks.module(model)
     _checks.batch("images", images)
     _checks.positive_integer("repeats", repeats)
     if metric is not None:
@@ -162,7 +162,7 @@ def _coupling(model: nn.Module) -> list[Remark]:
 def _outputs(model: nn.Module, images: Tensor, loss: NamedLoss | Loss) -> list[Remark]:
     """Cross-entropy takes logits; probabilities in their place train, badly and without a word."""
     with untouched(model, images.device), torch.no_grad():
-        outputs = model(images).float()
+        outputs = model(images.clone()).float()
     sums = outputs.flatten(1).sum(1) if outputs.dim() > 1 else outputs
     if loss == "cross_entropy" and bool((outputs >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
         return [Remark(PROBLEM, "outputs", "look like probabilities, and cross-entropy takes logits; take the softmax away")]

@@ -188,13 +188,15 @@ def couples_images(model: nn.Module) -> bool:
     )
 
 
-def refuse_compilation(model: nn.Module, name: str) -> None:
-    """Says which engine can, where torch.compile and an engine do not go together."""
+def refuse_compilation(model: nn.Module, name: str | None) -> None:
+    """Says which engine can, where torch.compile and an engine do not go together; None is an objective without a choice."""
     refuse_transforms()
     if torch.compiler.is_compiling() and name != "forward_mode":
         raise RuntimeError(
-            f"torch.compile cannot follow engine={name!r}; use engine='forward_mode', which compiles as one graph with the "
-            "whole step, or leave the objective out of the compiled function"
+            "torch.compile cannot follow this objective; leave it out of the compiled function"
+            if name is None
+            else f"torch.compile cannot follow engine={name!r}; use engine='forward_mode', which compiles as one graph with "
+            "the whole step, or leave the objective out of the compiled function"
         )
     if torch.compiler.is_compiling() and isinstance(model, DistributedDataParallel):
         raise RuntimeError(
@@ -203,7 +205,9 @@ def refuse_compilation(model: nn.Module, name: str) -> None:
         )
     if not torch.compiler.is_compiling() and is_compiled(model):
         raise RuntimeError(
-            f"engine={name!r} cannot differentiate a model that was compiled by itself; hand over the uncompiled model "
+            "this objective cannot differentiate a model that was compiled by itself; hand over the uncompiled model"
+            if name is None
+            else f"engine={name!r} cannot differentiate a model that was compiled by itself; hand over the uncompiled model "
             "and compile the whole step with engine='forward_mode', or use engine='finite_difference'"
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from wassersmooth import _checks
+from wassersmooth import _checks, _model_checks
 from wassersmooth.learning import losses
 from wassersmooth.learning.agreement import gap_between
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
@@ -31,11 +31,13 @@ from wassersmooth.learning.tracing.tangents import Tangents
 from wassersmooth.learning.tracing.traceable import (
     check_values,
     directions_of,
+    hooks_in,
     inputs_of,
     loss_of,
     metric_of,
     penalizes_curvature,
     penalty_of,
+    refuse_hooks,
     refuse_untraceable,
     strength_of,
 )
@@ -56,8 +58,9 @@ class FastGradients:
     forward pass.
 
     The first call traces, compiles and captures, which takes from seconds to a minute, and compares its gradients with those
-    of the ordinary way. It settles the shape of the batch, the model's tensors and modes, autocast and the generator; a call
-    with others goes the ordinary way. What the model keeps in plain Python, such as the rate of a dropout, stays as it was.
+    of the ordinary way. It settles the shape of the batch, the model's tensors, modes and hooks, autocast and the generator; a
+    call with others goes the ordinary way. What the model keeps in plain Python, such as the rate of a dropout, stays as it
+    was, and hooks that write something down are called while it is traced, not later.
 
     The values of images and labels are checked as in the ordinary way: on the CPU in every batch, on CUDA in the first one
     alone, since each look would wait for the device. Later ones are trusted there: NaN or negative images go unnoticed.
@@ -88,6 +91,7 @@ class FastGradients:
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Terms:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)"""
         if self.run is None:
+            refuse_hooks(self.model)
             self._check(images, labels, None)
             self.run = self._prepare(images, labels, generator)
             self.settled = self._situation(images, labels, generator)
@@ -201,7 +205,7 @@ class FastGradients:
 
     def _check(self, images: Tensor, labels: Tensor, outputs: torch.Size | None) -> None:
         _checks.batch("images", images)
-        _checks.labels(labels, images)
+        _model_checks.labels(labels, images)
         self.objective.check(self.model, images)
         check_values(self.objective, images, labels, outputs)
         eta = getattr(penalty_of(self.objective) or self.objective, "eta", None)
@@ -212,7 +216,7 @@ class FastGradients:
         """All that the prepared function was made for."""
         kind = images.device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        modules = [(module.training, *map(id, module._modules.values())) for module in self.modules]
+        modules = [(module.training, hooks_in(module), *map(id, module._modules.values())) for module in self.modules]
         held = (t for module in self.modules for t in (*module._parameters.values(), *module._buffers.values()))
         tensors = [(id(t), t.data_ptr(), t.requires_grad) for t in held if t is not None]
         batch = (images.shape, images.dtype, images.device, labels.shape, labels.dtype)

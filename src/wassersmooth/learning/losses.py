@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wassersmooth import _checks
+from wassersmooth import _checks, _model_checks
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 NamedLoss = Literal["cross_entropy", "binary_cross_entropy", "square"]
@@ -22,7 +22,7 @@ NamedLoss = Literal["cross_entropy", "binary_cross_entropy", "square"]
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     """Softmax cross-entropy, -sum_c y_c log p_c. # shape: (B, k), labels (B,) or probabilities (B, k) -> (B,)"""
     outputs = widened(outputs)
-    _checks.labels_for_outputs(labels, outputs, softmax=True)
+    _model_checks.labels_for_outputs(labels, outputs, softmax=True)
     normalizer = log_sum_exp(outputs)
     if labels.is_floating_point():
         targets = labels.to(outputs.dtype)  # float64 targets must not turn a float32 objective into float64
@@ -61,15 +61,15 @@ def resolve(loss: NamedLoss | Loss) -> Loss:
 
 def evaluate(loss: Callable[..., Tensor], outputs: Tensor, labels: Tensor, *further: Tensor) -> Tensor:
     """The loss of each image, of outputs, labels and whatever else it takes. # shape: outputs (B, ...) -> (B,)"""
-    _checks.outputs(outputs, len(labels))
+    _model_checks.outputs(outputs, len(labels))
     losses = loss(outputs, labels, *further)
-    _checks.per_image_losses(losses, len(outputs))
+    _model_checks.per_image_losses(losses, len(outputs))
     return losses
 
 
 def one_hot(labels: Tensor, outputs: Tensor) -> Tensor:
     """Labels as targets for k outputs. # shape: (B,) or (B, k) -> (B, k)"""
-    _checks.labels_for_outputs(labels, outputs)
+    _model_checks.labels_for_outputs(labels, outputs)
     if labels.is_floating_point():
         return labels.to(outputs.dtype)
     classes = torch.arange(outputs.shape[1], device=labels.device)

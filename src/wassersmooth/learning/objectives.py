@@ -18,7 +18,7 @@ from wassersmooth.geometry.metrics import Metric
 from wassersmooth.learning import engines, losses, verification
 from wassersmooth.learning.attacked import Attack, attacked_images
 from wassersmooth.learning.dual_norm import PenaltyMetric, Unsquared, check_handed, check_reached, evaluated
-from wassersmooth.learning.engines import DoubleBackward, Engine, EngineName, ForwardMode
+from wassersmooth.learning.engines import Engine, EngineName, ForwardMode
 from wassersmooth.learning.fields import Fields, Of
 from wassersmooth.learning.losses import Loss, NamedLoss
 from wassersmooth.learning.parallel import refuse_static_graph
@@ -48,7 +48,7 @@ class Plain(Objective):
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        loss = losses.evaluate(losses.resolve(self.loss), model(images), labels).mean()
+        loss = losses.evaluate(losses.resolve(self.loss), model(images.clone()), labels).mean()
         return loss, torch.zeros_like(loss)
 
 
@@ -142,7 +142,7 @@ class DirectionalPenalty(Objective):
     def check(self, model: nn.Module, images: Tensor) -> None:
         super().check(model, images)
         refuse_static_graph(model)
-        engines.refuse_compilation(model, DoubleBackward.name)
+        engines.refuse_compilation(model, None)
 
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None

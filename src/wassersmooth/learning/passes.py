@@ -3,7 +3,8 @@
 The first pass is the model's own: it moves the running statistics and the random state. Every further pass starts from the
 state before the first one, so that dropout draws the same masks, and works on copies of the buffers, so that nothing moves
 twice. While compiling, and while a CUDA graph is captured, the random state cannot be set back: the first pass then
-remembers its random draws, and the further ones read them (:mod:`wassersmooth.learning.draws`).
+remembers its random draws, and the further ones read them (:mod:`wassersmooth.learning.draws`). Each pass gets a copy of the
+images, since some models normalize what they are given in place.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wassersmooth import _checks, visibility
+from wassersmooth import _model_checks, visibility
 from wassersmooth.learning.draws import Draws
 from wassersmooth.learning.parallel import refuse_spread_batches, unwrapped
 from wassersmooth.learning.substitution import attention_written_out
@@ -45,18 +46,18 @@ class Passes:
         """The model's outputs, with all side effects."""
         if not self.traced:
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative, and masks of their own
-                outputs: Tensor = self.model(x)
-            _checks.outputs(outputs, len(x))
+                outputs: Tensor = self.model(x.clone())
+            _model_checks.outputs(outputs, len(x))
             if x.requires_grad and torch.is_grad_enabled():
                 if torch.is_inference_mode_enabled():
                     raise ValueError(
                         "the objective differentiates the model, which torch.inference_mode() forbids; use torch.no_grad()"
                     )
-                _checks.depends_on_images(outputs)
+                _model_checks.depends_on_images(outputs)
             return outputs
         draws = Draws()
         with draws, attention_written_out():  # its dropout is then one that is seen
-            outputs = self.model(x)
+            outputs = self.model(x.clone())
         self.draws = draws.made
         return outputs
 
@@ -73,7 +74,7 @@ class Passes:
             buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
             draws = Draws()
             with draws, attention_written_out():
-                outputs = torch.func.functional_call(self.inner, buffers, (z,), tie_weights=False)
+                outputs = torch.func.functional_call(self.inner, buffers, (z.clone(),), tie_weights=False)
             return outputs, (buffers, draws.made)
 
         outputs, pullback, (moved, self.draws) = torch.func.vjp(forward, x.detach(), has_aux=True)  # type: ignore[misc]
@@ -95,7 +96,7 @@ class Passes:
         start = Draws(self.draws) if self.before is None else _rewound(self.inner, *self.before)
         attention = attention_written_out() if self.traced else nullcontext()
         with start, attention, mode or nullcontext():
-            outputs: Tensor = torch.func.functional_call(self.inner, buffers, (x,), tie_weights=False)
+            outputs: Tensor = torch.func.functional_call(self.inner, buffers, (x.clone(),), tie_weights=False)
         return outputs
 
 

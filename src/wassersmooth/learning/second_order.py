@@ -74,7 +74,7 @@ def _record_calls(model: nn.Module, images: Tensor) -> dict[nn.Module, Call]:
     handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in own]
     try:
         with torch.no_grad():
-            model(images.detach())
+            model(images.detach().clone())
     finally:
         for handle in handles:
             handle.remove()

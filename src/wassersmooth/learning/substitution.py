@@ -4,7 +4,8 @@ When a backward pass follows forward-mode differentiation, the native kernels of
 instance-norm return the right value and silently a wrong gradient (by 15 to 150 %); softmax, log-softmax, log-sum-exp,
 cross-entropy, fused attention, GLU and, in some versions, SiLU and Mish raise. Inside :func:`forward_mode_safe` each of them
 is computed from means, exponentials and products instead, whether a module or the model's own code calls it. Running
-statistics are read and never updated: that is for the plain pass.
+statistics are read and never updated: that is for the plain pass. What comes out lies in memory as what the native operator
+returns, since a dropout that follows draws its mask in that order, and must draw that of the plain pass.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from wassersmooth import visibility
 from wassersmooth.learning import attention, linear_rules
 from wassersmooth.learning.losses import log_sum_exp, widened
 
@@ -38,7 +41,31 @@ class Substitution(TorchFunctionMode):
                 result = substitute(*args, **kwargs)
         else:
             result = substitute(*args, **kwargs)
-        return func(*args, **kwargs) if result is NotImplemented else result
+        if result is NotImplemented:
+            return func(*args, **kwargs)
+        return _laid_out_as_native(result, func, args, kwargs) if func in MAY_MOVE_IN_MEMORY else result
+
+
+def _laid_out_as_native(result: Tensor, func: Any, args: Any, kwargs: Any) -> Tensor:
+    """Only images that do not lie in the usual order take a look at the native operator."""
+    fields = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if visibility.recording(*fields) or all(_lies_as_usual(field, func) for field in fields):  # recorded draws lie as they did
+        return result
+    with torch.no_grad():
+        native = func(*map(_primal, args), **{name: _primal(value) for name, value in kwargs.items()})
+    if result.stride() == native.stride():
+        return result
+    order = sorted(range(native.dim()), key=native.stride, reverse=True)
+    return result.permute(order).contiguous().permute([order.index(d) for d in range(native.dim())])
+
+
+def _lies_as_usual(field: Tensor, func: Any) -> bool:
+    last = field.dim() == 4 and func in (F.batch_norm, torch.batch_norm)  # which keep that order too
+    return field.is_contiguous() or (last and field.is_contiguous(memory_format=torch.channels_last))
+
+
+def _primal(value: Any) -> Any:
+    return forward_ad.unpack_dual(value).primal.detach() if isinstance(value, Tensor) else value  # type: ignore[no-untyped-call]
 
 
 def batch_norm(
@@ -253,6 +280,10 @@ SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     F.hardsigmoid: hardsigmoid,
     **attention.SUBSTITUTES,
 }
+
+
+# Activations keep the order of their input, natively and here; what attention and losses return has but one.
+MAY_MOVE_IN_MEMORY = frozenset(SUBSTITUTES) - {F.silu, F.mish, F.hardsigmoid, F.cross_entropy, *attention.SUBSTITUTES}
 
 
 def forward_mode_safe() -> Substitution:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from wassersmooth import _checks
+from wassersmooth import _checks, _model_checks
 
 
 class Terms(NamedTuple):
@@ -42,9 +42,9 @@ class Objective(ABC):
 
     def examine(self, model: nn.Module, images: Tensor, labels: Tensor) -> None:
         """All complaints about what the caller hands over."""
-        _checks.module(model)
+        _model_checks.module(model)
         _checks.batch("images", images)
-        _checks.labels(labels, images)
+        _model_checks.labels(labels, images)
         self.check(model, images)
 
     def check(self, model: nn.Module, images: Tensor) -> None:

@@ -70,7 +70,7 @@ class Tikhonov(Objective):
     def check(self, model: nn.Module, images: Tensor) -> None:
         _checks.strength("eta", self.eta)
         refuse_static_graph(model)
-        engines.refuse_compilation(model, "double_backward")
+        engines.refuse_compilation(model, None)
         if self.probes is None and self.laplacian is not None and engines.couples_images(model):
             raise ValueError(
                 "the exact Laplacian needs images that do not see each other; got batch-norm in training mode; "

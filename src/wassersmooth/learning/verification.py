@@ -41,7 +41,8 @@ KNOWN: tuple[type[nn.Module], ...] = (
     *(nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.modules.linear.NonDynamicallyQuantizableLinear),
 )
 
-Case = tuple[tuple[bool, ...], Callable[[], object]]  # the modes of all modules, and a reference to the loss
+# The order of the images in memory and the modes of all modules; and a reference to the loss.
+Case = tuple[tuple[bool, ...], Callable[[], object]]
 
 _seen: weakref.WeakKeyDictionary[nn.Module, list[Case]] = weakref.WeakKeyDictionary()
 
@@ -52,14 +53,15 @@ def known_to_be_exact(model: nn.Module) -> bool:
 
 
 def once(objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Tensor) -> None:
-    """Compares on the first batch in each train/eval mode, and with each loss of one's own; raises with the culprit's name."""
+    """Compares on the first batch in each train/eval mode, in each order of memory, and with each loss of one's own; raises
+    with the culprit's name."""
     if visibility.recording(images):
         return
     inner = unwrapped(model)
     ours = isinstance(objective.loss, str)
     if ours and known_to_be_exact(inner):
         return
-    modes = tuple(module.training for module in inner.modules())
+    modes = (images.is_contiguous(), *(module.training for module in inner.modules()))
     loss = str if ours else getattr(objective.loss, "__code__", objective.loss)  # a lambda may be made anew in every step
     if any(seen == modes and reference() is loss for seen, reference in _seen.get(inner, [])):
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from wassersmooth import _checks
+from wassersmooth import _model_checks
 from wassersmooth.robustness.classifier import allowed_difference, scores
 from wassersmooth.robustness.findings import Finding, percent
 from wassersmooth.robustness.intervals import beats, wilson
@@ -87,7 +87,7 @@ def images_see_each_other(measurement: Measurement, limit: int) -> list[Finding]
 def _next_to_negatives(model: torch.nn.Module, images: Tensor) -> Tensor:
     """The scores of the images alone; nobody asks what the model makes of a negative."""
     outputs: Tensor = model(torch.cat((images, (1 - images).clamp(min=0))))  # white may be above 1 by rounding
-    return _checks.logits(outputs[: len(images)], images)
+    return _model_checks.logits(outputs[: len(images)], images)
 
 
 def _label_changed(first: Tensor, again: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
-from wassersmooth.robustness.classifier import scores
+from wassersmooth.robustness.classifier import answer, scores
 from wassersmooth.robustness.gradient_ascent import Attack, refuse_gray_levels
 from wassersmooth.robustness.pixel_attacks import Norm
 
@@ -62,7 +62,8 @@ class AutoAttack(Attack):
         device = "cpu" if generator is None else generator.device
         seed = int(torch.randint(0, 2**31, (), device=device, generator=generator))
         ensemble = package.AutoAttack(
-            lambda x: model(x.to(images.dtype)).to(x.dtype).clone(),  # a clone, because the package writes into the scores
+            # a clone, because the package writes into the scores
+            lambda x: answer(model, x.to(images.dtype)).to(x.dtype).clone(),
             attacks=self._members(classes),
             device=images.device,
             eps=self.epsilon,

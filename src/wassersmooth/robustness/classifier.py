@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from wassersmooth import _checks
+from wassersmooth import _model_checks
 from wassersmooth.model_state import untouched
 
 AttackLoss = Literal["cross_entropy", "margin"]
@@ -46,7 +46,13 @@ def asked(model: nn.Module, images: Tensor) -> Iterator[nn.Module]:
 
 def scores(model: nn.Module, images: Tensor, labels: Tensor | None = None) -> Tensor:
     """The model's outputs, checked. # shape: (B, C, H, W), (B,) -> (B, K)"""
-    return _checks.logits(model(images), images, labels)
+    return _model_checks.logits(answer(model, images), images, labels)
+
+
+def answer(model: nn.Module, images: Tensor) -> Tensor:
+    """What the model says to a copy of the images, since some models normalize what they are given in place."""
+    outputs: Tensor = model(images.clone())
+    return outputs
 
 
 def allowed_difference(outputs: Tensor, tolerance: float) -> Tensor:
@@ -86,7 +92,7 @@ def gradient(model: nn.Module, images: Tensor, labels: Tensor, loss: AttackLoss,
     outputs are checked on the ``first`` pass of an attack: on CUDA each look waits for the device.
     """
     images = images.detach().requires_grad_()
-    outputs = scores(model, images, labels) if first else model(images)
+    outputs = scores(model, images, labels) if first else answer(model, images)
     if not outputs.requires_grad:  # nothing on the way from the images: detached, rounded, or an argmax
         return torch.zeros_like(images)
     point = outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32)).requires_grad_()

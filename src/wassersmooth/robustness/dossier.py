@@ -8,11 +8,11 @@ from numbers import Integral
 import torch
 from torch import Tensor, nn
 
-from wassersmooth import _checks
+from wassersmooth import _checks, _model_checks
 from wassersmooth.normalized import find_units
 from wassersmooth.robustness import autoattack
 from wassersmooth.robustness.asked_again import RANDOM, asked_again
-from wassersmooth.robustness.classifier import attacked
+from wassersmooth.robustness.classifier import answer, attacked
 from wassersmooth.robustness.intervals import bootstrap, wilson
 from wassersmooth.robustness.masking import MaskingChecks
 from wassersmooth.robustness.measurement import Measurement
@@ -63,8 +63,8 @@ def evaluate(
     """
     _checks.choice("suite", suite, SUITES)
     _checks.batch("images", images)
-    _checks.class_labels(labels, images)
-    _checks.model_on(model, images)
+    _model_checks.class_labels(labels, images)
+    _model_checks.model_on(model, images)
     _checks.pixels("images", images)
     if progress is not None and not callable(progress):
         raise ValueError(f"progress must be a function of (done, total, name); got {progress!r}; print is one")
@@ -86,7 +86,7 @@ def _ask_once(model: nn.Module, images: Tensor) -> None:
     """One image before hours of work: a model for other images says so in words of torch."""
     with torch.no_grad():
         try:
-            model(images[:1])
+            answer(model, images[:1])
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, IndexError) as error:
@@ -98,8 +98,8 @@ def _ask_once(model: nn.Module, images: Tensor) -> None:
                     f"{images.dtype}; expected one precision; measure model.float(), or cast inside its forward"
                 ) from error
             raise ValueError(
-                f"the model cannot answer images of {shape} ({_checks.first_line(error, 120)}); expected the channels and size "
-                "that it was made for; convert the images, or hand over another model"
+                f"the model cannot answer images of {shape} in eval mode ({_checks.first_line(error, 120)}); convert them to "
+                "the channels and size that it was made for, or hand over another model"
             ) from error
 
 

@@ -16,7 +16,7 @@ from numbers import Integral
 import torch
 from torch import Tensor, nn
 
-from wassersmooth import _checks
+from wassersmooth import _checks, _model_checks
 from wassersmooth.robustness.classifier import AttackLoss, attacked, gradient
 
 Step = Callable[[Tensor, Tensor], Tensor]  # (images now, gradient) -> images next
@@ -50,8 +50,8 @@ class Attack(ABC):
                 back afterwards, so two calls in a row start alike.
         """
         _checks.batch("images", images)
-        _checks.class_labels(labels, images)
-        _checks.model_on(model, images)
+        _model_checks.class_labels(labels, images)
+        _model_checks.model_on(model, images)
         _checks.pixels("images", images)
         with attacked(model, images) as inner:
             return self.perturb(inner, images.detach().clamp(0, 1), labels.detach().clone(), generator).detach()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from wassersmooth.model_state import RandomState
+from wassersmooth.model_state import RandomState, seed_passes
 from wassersmooth.robustness.classifier import scores
 
 # (model, images, labels, generator) -> images: an attack, a deformation, or nothing at all
@@ -88,7 +88,4 @@ class Measurement:
 
     def seed_model(self, name: str) -> None:
         """Decides the random numbers of a model that draws some; the caller of :class:`Measurement` restores the state."""
-        torch.default_generator.manual_seed(self.seed_of(name))
-        if self.images.is_cuda:
-            with torch.cuda.device(self.images.device):
-                torch.cuda.manual_seed(self.seed_of(name))
+        seed_passes(self.images.device, self.seed_of(name))

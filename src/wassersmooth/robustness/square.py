@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
-from wassersmooth.robustness.classifier import loss_per_image, scores
+from wassersmooth.robustness.classifier import answer, loss_per_image, scores
 from wassersmooth.robustness.gradient_ascent import Attack, refuse_gray_levels
 
 # When the squares get smaller: by half at each of these shares of all queries (the reference implementation's schedule).
@@ -57,7 +57,7 @@ class Square(Attack):
             inside = draw.squares(len(open_), side, height, width)
             moved = (near + self.epsilon * draw.signs(len(open_), channels, 1, 1)).clamp_(0, 1)
             trial = torch.where(inside, moved, best[open_])
-            trial_value = self._value(model(trial), y)
+            trial_value = self._value(answer(model, trial), y)
             better = trial_value > value[open_]
             kept = open_[better]
             best[kept], value[kept] = trial[better], trial_value[better]

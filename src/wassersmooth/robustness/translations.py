@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wassersmooth import _checks
+from wassersmooth import _checks, _model_checks
 from wassersmooth.robustness.classifier import asked, scores
 
 Axis = Literal["horizontal", "vertical"]
@@ -63,7 +63,7 @@ def label_changes(
     _checks.batch("images", images)
     reach = _checks.positive_integer("reach", reach)
     _check_reach("reach", reach, images, axis)
-    _checks.model_on(model, images)
+    _model_checks.model_on(model, images)
     with asked(model, images) as inner:
         labels = [scores(inner, translate(images, shift, axis, padding)).argmax(1) for shift in range(-reach, reach + 1)]
     frames = torch.stack(labels, 1)  # shape: (B, 2 * reach + 1)

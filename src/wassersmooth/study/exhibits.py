@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from wassersmooth import _checks
+from wassersmooth import _checks, _model_checks
 from wassersmooth.geometry import transport
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Wasserstein
@@ -78,9 +78,9 @@ def collect(
         neighborhoods: whether to compute figure 1, which is the same for every model; it needs the extra ``ot``.
     """
     _checks.batch("images", images)
-    _checks.class_labels(labels, images)
+    _model_checks.class_labels(labels, images)
     _checks.pixels("images", images)
-    _checks.model_on(model, images)
+    _model_checks.model_on(model, images)
     _checks.positive_integer("curve_images", curve_images)
     order = chosen_by_content(images, labels)
     shown = order[:SHOWN]

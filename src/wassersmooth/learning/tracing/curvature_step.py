@@ -37,7 +37,7 @@ def curvature_step(model: nn.Module, loss: NamedLoss, images: Tensor, labels: Te
         return (c * f).sum(1) + t * loss_of_outputs(f, labels)
 
     with untouched(model, images.device), torch.no_grad():
-        outputs = model(images)
+        outputs = model(images.clone())
         losses.evaluate(loss_of_outputs, outputs, labels)  # complains about outputs and labels of wrong shapes
         z = signs_of_outputs(model, images.new_empty(outputs.shape), 1, torch.Generator(images.device))[0]  # as directions_of
     return plain_step(model, field, images, labels, (z, images.new_zeros(())))

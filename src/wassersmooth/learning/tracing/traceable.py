@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from wassersmooth import _checks
+from wassersmooth import _checks, _model_checks
 from wassersmooth.geometry.randomness import random_signs
 from wassersmooth.learning import engines
 from wassersmooth.learning.dual_norm import PenaltyMetric, evaluated
@@ -51,6 +52,29 @@ def refuse_untraceable(objective: Objective, model: nn.Module) -> None:
         )
     if is_compiled(model):
         raise ValueError("fast gradients compile the step themselves; got a compiled model; hand over the model as it was")
+    refuse_hooks(model)
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """Hooks of parameters; those of modules are traced."""
+    if hooked := [name for name, parameter in model.named_parameters() if _hooks_of(parameter)]:
+        raise ValueError(
+            f"fast gradients go without backward(), which calls the hooks of parameters; got some on {hooked[0]}; call the "
+            "objective, or change parameter.grad after the call"
+        )
+
+
+def hooks_in(module: nn.Module) -> tuple[int, ...]:
+    """What tells the hooks of a module and of its parameters from others, and its own forward from one put in its place."""
+    kinds = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    parameters = [parameter for parameter in module._parameters.values() if parameter is not None]
+    found = [*itertools.chain(*kinds), *itertools.chain(*map(_hooks_of, parameters))]
+    return (*found, id(module.__dict__["forward"])) if "forward" in module.__dict__ else tuple(found)
+
+
+def _hooks_of(parameter: Tensor) -> list[int]:
+    """Those of its gradient, and those that are called when it is there."""
+    return [*(parameter._backward_hooks or ()), *(getattr(parameter, "_post_accumulate_grad_hooks", None) or ())]
 
 
 def penalty_of(objective: Objective) -> GradientPenalty | None:
@@ -110,7 +134,7 @@ def check_values(objective: Objective, images: Tensor, labels: Tensor, outputs: 
     if isinstance(objective, AdversarialTraining) and hasattr(objective.attack, "perturb"):
         _checks.pixels("images", images)
     if outputs is not None and isinstance(loss_of(objective), str):
-        _checks.labels_for_outputs(labels, torch.empty(outputs, device="meta"))
+        _model_checks.labels_for_outputs(labels, torch.empty(outputs, device="meta"))
 
 
 def directions_of(

@@ -126,7 +126,7 @@ def _reached(
     """The trained parameters that the loss depends on, as autograd sees it."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with untouched(model, images.device, frozen=False), torch.enable_grad():
-        value = losses.evaluate(loss, model(images), labels, *further).mean()
+        value = losses.evaluate(loss, model(images.clone()), labels, *further).mean()
         if not (trained and value.requires_grad):
             return []
         found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)

@@ -1,25 +1,26 @@
-"""How two sides of a frontier compare: at equal clean error between their points, or point by point; and what is chance."""
+"""How two sides of a frontier compare: at equal clean error between their points, or point by point; and what is chance.
+
+Everything is computed for the points as they were measured and, in the same way, for :data:`DRAWS` studies that chance alone
+makes of them: arrays have a row for each study.
+"""
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from wassersmooth.study.estimates import chance
-from wassersmooth.study.frontier.noise import DRAWS, Noise, fewest
+from wassersmooth.study.frontier.noise import Draws, Noise, fewest
 from wassersmooth.study.frontier.points import Point, mean_over
 
 LEVEL = 0.05
 PLACES = 25  # clean errors at which two curves are compared
 CURVE = 3  # points that make one: a chord between two lies above it
 
-Spot = tuple[float, float]  # clean error and robust error
 Name = TypeVar("Name", bound=Hashable)
 
 
@@ -46,12 +47,6 @@ class Difference:
     def clear(self) -> bool:
         return self.chance < LEVEL
 
-    @classmethod
-    def average(cls, several: Sequence[Difference]) -> Difference:
-        """Of independent differences."""
-        error = math.hypot(*(one.error for one in several)) / len(several)
-        return cls(statistics.fmean(one.mean for one in several), error, fewest(one.freedom for one in several))
-
 
 def all_clear(found: Mapping[Name, Difference]) -> dict[Name, Difference]:
     """Those that are beyond chance together, by Holm: all of them say something wrong once in twenty times at most."""
@@ -66,11 +61,33 @@ def all_clear(found: Mapping[Name, Difference]) -> dict[Name, Difference]:
 
 @dataclass(frozen=True)
 class EqualClean:
-    """Two sides compared at the clean errors that both of them reach."""
+    """Two sides compared at the clean errors that both of them reach.
+
+    Attributes:
+        draws: the difference in each study that chance makes; nan where the sides do not meet.
+    """
 
     low: float
     high: float
     difference: Difference
+    draws: Draws
+
+    def less(self, other: EqualClean) -> Difference:
+        """How much more than another threat this one sets the same two sides apart."""
+        error = float(np.nanstd(self.draws - other.draws, ddof=1))
+        freedom = fewest((self.difference.freedom, other.difference.freedom))
+        return Difference(self.difference.mean - other.difference.mean, error, freedom)
+
+    @classmethod
+    def average(cls, several: Sequence[EqualClean]) -> EqualClean:
+        """Over families: the same test images, and the same networks where they share some, move all of them together."""
+        draws = _mean(np.stack([one.draws for one in several], 1))
+        mean = math.fsum(one.difference.mean for one in several) / len(several)
+        freedom = fewest(one.difference.freedom for one in several)
+        error = float(np.nanstd(draws, ddof=1))
+        return cls(
+            min(m.low for m in several), max(m.high for m in several), Difference(mean, error, freedom), np.asarray(draws)
+        )
 
 
 def at_equal_clean(
@@ -84,24 +101,19 @@ def at_equal_clean(
     The standard error is that of a parametric bootstrap: all points moved by chance, and compared anew. What the bend of a
     curve makes of chance, the mean shift of the draws, is taken off.
     """
-    sides = [[p for p in side if p.values("clean") and p.values(threat)] for side in (first, second)]
-    here, there = (_curve([(mean_over(p, ["clean"]), mean_over(p, [threat])) for p in side]) for side in sides)
-    found = _meeting(here, there, at_first)
-    if found is None:
+    here, there = (_beyond_the_least_clean_error(side, threat) for side in (first, second))
+    if not here or not there:
         return None
-    gap, places = found
-    chance = np.random.default_rng(0)
-    moved = [[[noise.moved(p, name, chance) for name in ("clean", threat)] for p in side] for side in sides]
-    drawn = []
-    for k in range(DRAWS):
-        here, there = (_curve([(clean[k], robust[k]) for clean, robust in side]) for side in moved)
-        again = _meeting(here, there, at_first)
-        if again is not None:
-            drawn.append(again[0])
-    if len(drawn) < 2:  # they meet by coincidence, as two single points do, and there is no telling what is chance
+    found = _meeting(Curves.measured(here, threat), Curves.measured(there, threat), at_first)
+    if not found.places:
         return None
-    shift, error = statistics.fmean(drawn) - gap, statistics.stdev(drawn)
-    return EqualClean(places[0], places[-1], Difference(gap - shift, error, noise.degrees("clean", threat)))
+    gap = float(found.gaps[0])
+    draws = _meeting(Curves.moved(here, threat, noise), Curves.moved(there, threat, noise), at_first).gaps
+    if np.isfinite(draws).sum() < 2:  # they meet by coincidence, as two single points do, and chance cannot be told
+        return None
+    shift, error = float(np.nanmean(draws)) - gap, float(np.nanstd(draws, ddof=1))
+    difference = Difference(gap - shift, error, noise.degrees("clean", threat))
+    return EqualClean(found.places[0], found.places[-1], difference, draws)
 
 
 def at_equal_strength(pairs: Sequence[tuple[Point, Point]], measure: str, noise: Noise) -> Difference | None:
@@ -109,72 +121,110 @@ def at_equal_strength(pairs: Sequence[tuple[Point, Point]], measure: str, noise:
     known = [(a - b, p, q) for p, q in pairs if (a := p.mean(measure)) is not None and (b := q.mean(measure)) is not None]
     if not known:
         return None
-    chance = np.random.default_rng(0)
-    drawn = np.mean([noise.moved(p, measure, chance) - noise.moved(q, measure, chance) for _, p, q in known], axis=0)
+    drawn = np.mean([noise.moved(p, measure) - noise.moved(q, measure) for _, p, q in known], axis=0)
     mean = math.fsum(gap for gap, _, _ in known) / len(known)
     return Difference(mean, float(drawn.std(ddof=1)), noise.degrees(measure))
 
 
-def _curve(spots: Sequence[Spot]) -> list[Spot]:
-    """By rising clean error; one for each."""
-    found: dict[float, list[float]] = {}
-    for clean, robust in sorted(spots):
-        found.setdefault(clean, []).append(robust)
-    return [(clean, statistics.fmean(robusts)) for clean, robusts in found.items()]
+def _beyond_the_least_clean_error(side: Sequence[Point], threat: str) -> list[Point]:
+    """By rising strength, from the point with the least clean error on.
+
+    A little of a regularizer may lower clean error too. Weaker points are better in nothing; and between stronger ones of the
+    same clean error they would make a curve that goes up and down.
+    """
+    known = [p for p in side if p.values("clean") and p.values(threat)]
+    known.sort(key=lambda p: (p.rows[0]["eta"], p.rows[0]["epsilon"]))
+    cleans = [mean_over(p, ["clean"]) for p in known]
+    return known[cleans.index(min(cleans)) :] if known else []
 
 
-def _meeting(first: Sequence[Spot], second: Sequence[Spot], at_first: bool) -> tuple[float, list[float]] | None:
-    """The mean gap between two curves, and the clean errors where it was taken: none beyond the end of either."""
-    if not first or not second:
-        return None
-    low, high = max(first[0][0], second[0][0]), min(first[-1][0], second[-1][0])
-    few = first if at_first else min(first, second, key=len)
-    places = [low + (high - low) * k / (PLACES - 1) for k in range(PLACES)] if low < high else []
-    if at_first or len(few) < CURVE:
-        places = [clean for clean, _ in few if low <= clean <= high]
-    if not places:
-        return None
-    heights = [_on_curve(curve, places) for curve in (first, second)]
-    return math.fsum(a - b for a, b in zip(*heights, strict=True)) / len(places), places
+class Curves(NamedTuple):
+    """Clean and robust errors of the points of a side, by rising clean error in each study. # shape: (studies, points)"""
+
+    x: Draws
+    y: Draws
+
+    @classmethod
+    def measured(cls, points: Sequence[Point], threat: str) -> Curves:
+        """As they are, in a single study."""
+        return cls.through(*(np.array([[mean_over(p, [name]) for p in points]]) for name in ("clean", threat)))
+
+    @classmethod
+    def moved(cls, points: Sequence[Point], threat: str, noise: Noise) -> Curves:
+        """As chance moves them."""
+        return cls.through(*(np.stack([noise.moved(p, name) for p in points], 1) for name in ("clean", threat)))
+
+    @classmethod
+    def through(cls, x: Draws, y: Draws) -> Curves:
+        order = np.argsort(x, 1, kind="stable")
+        apart = 1e-9 * np.arange(x.shape[1])  # two points at one clean error have no slope between them
+        return cls(np.take_along_axis(x, order, 1) + apart, np.take_along_axis(y, order, 1))
 
 
-def _on_curve(curve: Sequence[Spot], places: Sequence[float]) -> list[float]:
-    """Robust errors at rising clean errors between the first and the last point: a cubic through all of them, monotone
-    between two.
+class Meeting(NamedTuple):
+    """The mean gap between two curves in each study, nan where they do not meet; and where it was taken in the first one."""
+
+    gaps: Draws
+    places: list[float]
+
+
+def _meeting(first: Curves, second: Curves, at_first: bool) -> Meeting:
+    """At clean errors beyond the end of neither."""
+    low = np.maximum(first.x[:, :1], second.x[:, :1])
+    high = np.minimum(first.x[:, -1:], second.x[:, -1:])
+    few = first if at_first or first.x.shape[1] <= second.x.shape[1] else second
+    if at_first or few.x.shape[1] < CURVE:
+        places = few.x
+        inside = (low <= places) & (places <= high)
+    else:
+        places = low + (high - low) * np.linspace(0, 1, PLACES)
+        inside = np.broadcast_to(low < high, places.shape)
+    gaps = _heights(first, places) - _heights(second, places)
+    return Meeting(_mean(np.where(inside, gaps, np.nan)), places[0][inside[0]].tolist())
+
+
+def _mean(values: Draws) -> Draws:
+    """Of each row, without nan, and nan where there is nothing else."""
+    known = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(known, values, 0).sum(1) / known.sum(1))
+
+
+def _heights(curves: Curves, places: Draws) -> Draws:
+    """Robust errors at clean errors: a cubic through all points, monotone between two. # shape: as places
 
     Curves are convex: a straight line between two points of one would lie above it, and make the other side look better.
     """
-    slopes, piece, found = _slopes(curve), 0, []
-    for clean in places:
-        while piece + 2 < len(curve) and clean > curve[piece + 1][0]:
-            piece += 1
-        if len(curve) == 1:
-            found.append(curve[0][1])
-            continue
-        ((x0, y0), (x1, y1)), (m0, m1) = curve[piece : piece + 2], slopes[piece : piece + 2]
-        h = x1 - x0
-        t = (clean - x0) / h
-        start, end = (1 + 2 * t) * (1 - t) ** 2 * y0, (3 - 2 * t) * t**2 * y1
-        found.append(start + end + h * t * (1 - t) * ((1 - t) * m0 - t * m1))
-    return found
+    x, y = curves
+    if x.shape[1] == 1:
+        return np.broadcast_to(y, places.shape)
+    at = (places[:, :, None] > x[:, None, 1:-1]).sum(2)  # the piece of each place
+    (x0, x1), (y0, y1), (m0, m1) = (
+        (np.take_along_axis(values, at, 1), np.take_along_axis(values, at + 1, 1)) for values in (x, y, _slopes(x, y))
+    )
+    h = x1 - x0
+    t = np.clip((places - x0) / h, 0, 1)
+    start, end = (1 + 2 * t) * (1 - t) ** 2 * y0, (3 - 2 * t) * t**2 * y1
+    return np.asarray(start + end + h * t * (1 - t) * ((1 - t) * m0 - t * m1))
 
 
-def _slopes(curve: Sequence[Spot]) -> list[float]:
-    """At the points, such that the cubic is monotone between two (Fritsch and Butland's harmonic means)."""
-    steps = [(x1 - x0, (y1 - y0) / (x1 - x0)) for (x0, y0), (x1, y1) in itertools.pairwise(curve)]
-    if len(steps) < 2:
-        return [slope for _, slope in steps] * 2
-    inner = []
-    for (h0, d0), (h1, d1) in itertools.pairwise(steps):
-        w0, w1 = 2 * h1 + h0, h1 + 2 * h0
-        inner.append((w0 + w1) / (w0 / d0 + w1 / d1) if d0 * d1 > 0 else 0.0)
-    return [_end_slope(*steps[:2]), *inner, _end_slope(*steps[:-3:-1])]
+def _slopes(x: Draws, y: Draws) -> Draws:
+    """At the points, such that the cubic is monotone between two (Fritsch and Butland's harmonic means). # shape: as x"""
+    h = np.diff(x, axis=1)
+    d = np.diff(y, axis=1) / h
+    if d.shape[1] == 1:
+        return np.repeat(d, 2, axis=1)
+    (h0, h1), (d0, d1) = ((values[:, :-1], values[:, 1:]) for values in (h, d))
+    w0, w1 = 2 * h1 + h0, h1 + 2 * h0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inner = np.where(d0 * d1 > 0, (w0 + w1) / (w0 / d0 + w1 / d1), 0.0)
+    ends = (_end_slope(*(values[:, k] for values in (h, d) for k in places)) for places in ((0, 1), (-1, -2)))
+    first, last = (end[:, None] for end in ends)
+    return np.concatenate([first, inner, last], axis=1)
 
 
-def _end_slope(near: tuple[float, float], far: tuple[float, float]) -> float:
+def _end_slope(h0: Draws, h1: Draws, d0: Draws, d1: Draws) -> Draws:
     """By a parabola through three points, in the direction of the nearest two and not too steep for a monotone cubic."""
-    (h0, d0), (h1, d1) = near, far
     slope = ((2 * h0 + h1) * d0 - h0 * d1) / (h0 + h1)
-    if slope * d0 <= 0:
-        return 0.0
-    return 3 * d0 if d0 * d1 <= 0 and abs(slope) > 3 * abs(d0) else slope
+    slope = np.where((d0 * d1 <= 0) & (np.abs(slope) > 3 * np.abs(d0)), 3 * d0, slope)
+    return np.where(slope * d0 <= 0, 0.0, slope)

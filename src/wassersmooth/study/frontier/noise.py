@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -21,7 +22,7 @@ FREEDOM = 3  # seeds beyond the first, over all points, that a spread can be tol
 MEDIAN = 0.455  # of the square of a normal variable, whose mean is 1
 OUTLIER = 20.0  # times the usual variance: a seed that collapsed, as FGSM training may, says nothing of other points
 UNSEEDED = frozenset({"flips", *FLIPS})  # differ more from seed to seed than from image to image: images decide nothing
-DRAWS = 400
+DRAWS = 2000
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,22 @@ class Noise:
     The spread over seeds is pooled over all points that have several. A point whose seeds are far more apart than is usual
     stays out of the pool, and has its own spread. An error near 0 or 100 % moves less than one in the middle, so variances are
     multiples of ``p (100 - p)``. Test images are drawn anew for all points at once, where the rows say which images are wrong;
-    else each point has its own, as wide as the intervals of the rows.
+    else each point has its own, as wide as the intervals of the rows. Two seeds are wrong on different images also where their
+    errors would agree on many more: that part of their spread comes back with the images, and must not count twice.
 
     Attributes:
         seeds: the variance of one run over seeds, for errors over ``p (100 - p)``; of the measures with enough of them.
         images: likewise, over test images.
         freedom: the degrees of freedom of the seeds; 0 for what the images alone tell.
         paired: whether all rows are about the same images.
+        both: how much of the variance over seeds is that of seeds and images together, where rows say which images are wrong.
     """
 
     seeds: dict[str, float]
     images: dict[str, float]
     freedom: dict[str, int]
     paired: bool = False
+    both: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, points: Sequence[Point]) -> Noise:
@@ -52,7 +56,9 @@ class Noise:
         seeds, images = {name: variance for name, (variance, _) in pooled.items()}, {n: _from_images(points, n) for n in names}
         freedom = dict.fromkeys(names, 0) | {name: degrees for name, (_, degrees) in pooled.items()}
         subjects = {row.get("test_sha256") if "wrong" in row else None for point in points for row in point.rows}
-        return cls(seeds, images, freedom, len(subjects) == 1 and None not in subjects)
+        paired = len(subjects) == 1 and None not in subjects
+        both = {name: _over_both(points, name) for name in seeds} if paired else {}
+        return cls(seeds, images, freedom, paired, both)
 
     @property
     def from_images(self) -> set[str]:
@@ -63,8 +69,10 @@ class Noise:
         """The standard deviation of a point's mean. More seeds do not make more images."""
         return math.hypot(self._over_seeds(point, measure), self._over_images(point, measure))
 
-    def moved(self, point: Point, measure: str, chance: np.random.Generator) -> Draws:
-        """The point's mean in many studies, the same images in each of them for all points. # shape: (DRAWS,)"""
+    def moved(self, point: Point, measure: str) -> Draws:
+        """The point's mean in many studies, the same ones in every comparison and for all points. # shape: (DRAWS,)"""
+        luck = f"{measure} {[row['errors'] for row in point.rows]}"  # no two points have the same
+        chance = np.random.default_rng(zlib.crc32(luck.encode()))
         mean: Draws = mean_over(point, [measure]) + chance.normal(0, self._over_seeds(point, measure), DRAWS)
         rows = [row for row in point.rows if value_of(row, measure) is not None]
         if not (self.paired and all(measure in row["wrong"] for row in rows)):
@@ -81,7 +89,8 @@ class Noise:
         values = point.values(measure)
         usual = self.seeds.get(measure, 0.0) * _unit(measure, mean_over(point, [measure]))
         own = statistics.variance(values) if measure in self.seeds and len(values) > 1 else 0.0
-        return math.sqrt((own if own > OUTLIER * usual else usual) / len(values))
+        again = self.both.get(measure, 0.0) * _unit(measure, mean_over(point, [measure]))
+        return math.sqrt(max(0.0, (own if own > OUTLIER * usual else usual) - again) / len(values))
 
     def _over_images(self, point: Point, measure: str) -> float:
         return math.sqrt(self.images.get(measure, 0.0) * _unit(measure, mean_over(point, [measure])))
@@ -114,6 +123,24 @@ def _over_seeds(points: Sequence[Point], measure: str) -> tuple[float, int] | No
         return None
     squares, units = (math.fsum(one[k] * one[2] for one in known) for k in (0, 1))
     return squares / units, freedom
+
+
+def _over_both(points: Sequence[Point], measure: str) -> float:
+    """What is left of the variance over seeds, in units, where images are drawn anew.
+
+    In a table of seeds and images that says what is wrong: less how often each image is, and less how often each seed is.
+    """
+    squares = units = 0.0
+    for point in points:
+        packed = [(row["wrong"][measure], row["images"][measure]) for row in point.rows if measure in row["wrong"]]
+        if len(packed) < 2 or len({images for _, images in packed}) > 1:
+            continue
+        table = np.stack([unpacked(*one) for one in packed]).astype(float)  # shape: (seeds, images)
+        seeds, images = table.shape
+        left = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+        squares += 1e4 * float((left**2).sum()) / (images - 1) / images
+        units += (seeds - 1) * _unit(measure, 100 * float(table.mean()))
+    return squares / units if units else 0.0
 
 
 def _from_images(points: Sequence[Point], measure: str) -> float:

@@ -165,8 +165,11 @@ def _reading(noise: Noise) -> str:
         source += f" (for {', '.join(unseeded)}: test images alone, for want of seeds)"
     return (
         f"± is one standard error, over {source}. Equal clean error: the points of each side joined by a monotone cubic, and "
-        "the difference averaged evenly over the clean errors that both reach; its standard error by bootstrap. Beyond "
-        "chance: at 5 %, by Student's t."
+        "the difference averaged evenly over the clean errors that both reach; its standard error by bootstrap, whose mean "
+        "shift is taken off. Of a family whose clean error first falls with its strength, the points before the lowest are "
+        "left out. Seeds that differ far more than others, as a plain network's may under attack, stay out of the pool. Beyond "
+        "chance: at 5 %, by Student's t. A difference within chance is not shown to be zero: two standard errors either way "
+        "remain possible."
     )
 
 

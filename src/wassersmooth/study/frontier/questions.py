@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wassersmooth.study import kinds
-from wassersmooth.study.frontier.comparison import Difference, all_clear, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.comparison import Difference, EqualClean, all_clear, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import THREATS, Point, Variant, base_variant, compared_threats
 from wassersmooth.study.regularizers import ON_A_GRAPH
@@ -216,8 +216,9 @@ def _equal_clean_sentence(
     for threat in compared_threats(p for pair in sides for side in pair for p in side):
         met = [meeting for a, b in sides if (meeting := at_equal_clean(a, b, threat, noise, at_first)) is not None]
         if met:
-            found[threat] = Difference.average([m.difference for m in met])
-            cleans += [end for m in met for end in (m.low, m.high)]
+            average = EqualClean.average(met)
+            found[threat] = average.difference
+            cleans += [average.low, average.high]
     if not found:
         return f"{subject}: no clean error that both sides reach within these rows."
     everyone = [p for pair in sides for side in pair for p in side]
@@ -243,7 +244,7 @@ def _verdict(found: dict[str, Difference], noise: Noise) -> str:
     helps = [_label(name) for name in found if name in clear and clear[name].mean < 0]
     hurts = [_label(name) for name in found if name in clear and clear[name].mean > 0]
     parts = [f"helps with {listed(helps)}"] * bool(helps) + [f"hurts with {listed(hurts)}"] * bool(hurts)
-    return " and ".join(parts) or "changes nothing beyond chance"
+    return " and ".join(parts) or "shows no difference beyond chance"
 
 
 def _figures(found: dict[str, Difference]) -> str:

@@ -1,0 +1,143 @@
+"""Every complaint about models, what they return, and labels: what was received, what was expected, and the remedy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from wassersmooth._checks import NotFiniteError, finite, first_not_finite
+from wassersmooth.visibility import values_are_visible
+
+
+def module(received: object) -> None:
+    if not isinstance(received, torch.nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module; got {type(received).__name__}; wrap a function in a module")
+
+
+def model_on(model: torch.nn.Module, images: Tensor) -> None:
+    """A model that has at least a part of itself where the images are (a model may span several devices)."""
+    module(model)
+    devices = {tensor.device for group in (model.parameters(), model.buffers()) for tensor in group}
+    if devices and images.device not in devices:
+        found = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"the model is on {found} and the images are on {images.device}; move one with .to(...)")
+
+
+def outputs(received: object, images: int) -> None:
+    """What a model returns: a tensor with one row per image."""
+    if not isinstance(received, Tensor):
+        raise ValueError(
+            f"the model must return a tensor of outputs; got {type(received).__name__}; pick the logits in a wrapper"
+        )
+    if received.dim() == 0 or len(received) != images:
+        raise ValueError(f"the model must return one row of outputs per image, {images}; got shape {tuple(received.shape)}")
+
+
+def depends_on_images(received: Tensor) -> None:
+    """Outputs that a gradient with respect to the images can come from."""
+    if not received.requires_grad:
+        raise ValueError(
+            "the outputs do not depend on the images in a way that can be differentiated; "
+            "look for .detach(), torch.no_grad(), rounding or an argmax in the model"
+        )
+
+
+def logits(received: object, images: Tensor, labels: Tensor | None = None) -> Tensor:
+    """Outputs of a classifier: finite scores ``(B, K)`` for K >= 2 classes, with every label among the classes."""
+    if not isinstance(received, Tensor) or received.dim() != 2 or len(received) != len(images) or received.shape[1] < 2:
+        got = tuple(received.shape) if isinstance(received, Tensor) else f"{type(received).__name__}; return the logits alone"
+        single = isinstance(received, Tensor) and received.shape[1:] == (1,)
+        remedy = "; for a single logit z return torch.cat([0 * z, z], 1)" if single else ""
+        raise ValueError(
+            f"the model must return scores of shape ({len(images)}, classes >= 2), one row per image; got {got}{remedy}"
+        )
+    finite("the model's outputs", received)
+    if labels is not None and values_are_visible(received, labels):
+        low, high = torch.aminmax(labels)
+        if bool((low < 0) | (high >= received.shape[1])):
+            raise ValueError(
+                f"labels must be class indices from 0 to {received.shape[1] - 1}, since the model has {received.shape[1]} "
+                f"outputs; got {int(low)} to {int(high)}"
+            )
+    return received
+
+
+def class_labels(received: object, images: Tensor) -> None:
+    """One class index per image, on the device of the images."""
+    expected = f"an integer tensor of shape ({len(images)},), one class index per image"
+    if not isinstance(received, Tensor):
+        raise ValueError(f"labels must be {expected}; got {type(received).__name__}")
+    if received.shape != (len(images),) or received.dtype != torch.int64:
+        one_each = received.shape == (len(images),)
+        soft = "; an attack needs one class for each image, such as targets.argmax(1)" if received.dim() == 2 else ""
+        remedy = "; convert with .long()" if one_each and not received.is_floating_point() else soft
+        raise ValueError(f"labels must be {expected} (int64); got {tuple(received.shape)} of {received.dtype}{remedy}")
+    if received.device != images.device:
+        raise ValueError(f"labels must be on the device of the images, {images.device}; got {received.device}")
+
+
+def labels(received: object, images: Tensor) -> None:
+    """One label per image: class indices, or a row of targets. The number of classes is not known yet."""
+    if not isinstance(received, Tensor):
+        raise ValueError(f"labels must be a tensor; got {type(received).__name__}; convert with torch.as_tensor(labels)")
+    if received.dim() == 0 or len(received) != len(images):
+        length = "a single number" if received.dim() == 0 else f"{len(received)} labels"
+        raise ValueError(f"labels must match the images, one for each of {len(images)}; got {length}")
+    if received.device != images.device:
+        raise ValueError(f"labels must be where the images are, on {images.device}; got {received.device}; use .to()")
+
+
+def labels_for_outputs(received: Tensor, outputs: Tensor, softmax: bool = False) -> None:
+    """Labels that fit outputs of shape (B, k): indices below k, or targets of the same shape."""
+    if outputs.dim() != 2:
+        remedy = "add a dimension, outputs[:, None]" if outputs.dim() == 1 else "flatten them"
+        raise ValueError(
+            f"the model must return outputs of shape (B, classes); got {tuple(outputs.shape)}; "
+            f"{remedy}, or pass a loss of your own"
+        )
+    classes = outputs.shape[1]
+    if softmax and classes < 2:
+        raise ValueError(
+            f"cross_entropy needs at least 2 outputs, since the softmax of a single one is always 1; got {classes}; "
+            "use loss='binary_cross_entropy' with float targets of shape (B, 1)"
+        )
+    if received.is_floating_point():
+        if received.shape != outputs.shape:
+            one_each = "; add a dimension, targets[:, None]" if classes == 1 else "; convert class indices with .long()"
+            raise ValueError(
+                f"targets must have the shape of the outputs, {tuple(outputs.shape)}; got {tuple(received.shape)}"
+                f"{one_each if received.dim() == 1 else ''}"
+            )
+        finite("targets", received)
+        return
+    if received.dtype != torch.int64 or received.dim() != 1:
+        raise ValueError(
+            f"labels must be class indices, int64 of shape (B,), or float targets of shape (B, {classes}); "
+            f"got {received.dtype} of {tuple(received.shape)}; convert indices with "
+            f"{'.squeeze(1)' if received.dtype == torch.int64 else '.long()'}"
+        )
+    if values_are_visible(received):
+        low, high = torch.aminmax(received)
+        if int(low) < 0 or int(high) >= classes:
+            several, single = (
+                "count classes from 0, or give the model more outputs",
+                "a single output takes float targets (B, 1)",
+            )
+            raise ValueError(
+                f"labels must be in 0..{classes - 1}, by the model's outputs; got {int(low)}..{int(high)}; "
+                f"{single if classes == 1 else several}"
+            )
+
+
+def per_image_losses(received: object, images: int) -> None:
+    """What a loss returns: one finite value per image."""
+    if not isinstance(received, Tensor) or received.shape != (images,):
+        shape = f"shape {tuple(received.shape)}" if isinstance(received, Tensor) else type(received).__name__
+        several = isinstance(received, Tensor) and received.dim() > 1 and len(received) == images
+        remedy = "average over the rest, .flatten(1).mean(1)" if several else "use reduction='none'"
+        raise ValueError(f"loss must return one value per image, shape ({images},); got {shape}; {remedy}")
+    if values_are_visible(received) and not bool(torch.isfinite(received).all()):
+        raise NotFiniteError(
+            f"the loss must be finite; got {first_not_finite(received.detach())}; "
+            "lower the learning rate or eta, or look for NaN in the model's parameters"
+        )
