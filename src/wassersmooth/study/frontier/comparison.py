@@ -203,7 +203,7 @@ def _heights(curves: Curves, places: Draws) -> Draws:
         (np.take_along_axis(values, at, 1), np.take_along_axis(values, at + 1, 1)) for values in (x, y, _slopes(x, y))
     )
     h = x1 - x0
-    t = np.clip((places - x0) / h, 0, 1)
+    t = (places - x0) / h
     start, end = (1 + 2 * t) * (1 - t) ** 2 * y0, (3 - 2 * t) * t**2 * y1
     return np.asarray(start + end + h * t * (1 - t) * ((1 - t) * m0 - t * m1))
 
