@@ -224,3 +224,41 @@ def test_all_passes_drop_the_same_values_in_whatever_order_they_lie(norm, layout
     for engine, (total, gradient) in found.items():
         assert_matches(total, found["double_backward"][0], 1e-10)
         assert_matches(gradient, found["double_backward"][1], 1e-6 if engine == "finite_difference" else 1e-9)
+
+
+class HalfATangent(torch.autograd.Function):
+    """tanh, with a wrong derivative in forward mode."""
+
+    @staticmethod
+    def forward(x):
+        return x.tanh()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return g * (1 - y * y)
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        (y,) = ctx.saved_tensors
+        return tangent * (1 - y * y) / 2
+
+
+class WrongInOneOrder(nn.Module):
+    def forward(self, x):
+        return x.tanh() if x.is_contiguous() else HalfATangent.apply(x)
+
+
+def test_models_are_compared_in_each_order_of_memory():
+    torch.manual_seed(0)
+    model = nn.Sequential(WrongInOneOrder(), nn.Flatten(), nn.Tanh(), nn.Linear(128, 3)).double()
+    images, labels = batch(channels=2)
+    objective = GradientPenalty(METRIC, 0.5, engine="forward_mode")
+    objective(model, images, labels)
+    with pytest.raises(ValueError, match="engine='forward_mode' is off by"):
+        objective(model, images.contiguous(memory_format=torch.channels_last), labels)
