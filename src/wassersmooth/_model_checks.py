@@ -69,8 +69,11 @@ def class_labels(received: object, images: Tensor) -> None:
         raise ValueError(f"labels must be {expected}; got {type(received).__name__}")
     if received.shape != (len(images),) or received.dtype != torch.int64:
         one_each = received.shape == (len(images),)
-        soft = "; an attack needs one class for each image, such as targets.argmax(1)" if received.dim() == 2 else ""
-        remedy = "; convert with .long()" if one_each and not received.is_floating_point() else soft
+        if received.is_floating_point():
+            remedy = "; an attack needs one class for each image, such as targets.argmax(1)" if received.dim() == 2 else ""
+        else:
+            single = received.shape == (len(images), 1)
+            remedy = "; convert with .long()" if one_each else "; take the dimension off with .squeeze(1)" if single else ""
         raise ValueError(f"labels must be {expected} (int64); got {tuple(received.shape)} of {received.dtype}{remedy}")
     if received.device != images.device:
         raise ValueError(f"labels must be on the device of the images, {images.device}; got {received.device}")

@@ -193,6 +193,7 @@ EACH_OUTPUT = ws.Plain(loss=nn.BCEWithLogitsLoss(reduction="none"))
         (BINARY, lambda z: z[:, 0], lambda y: y.float(), r"got \(4,\); add a dimension, outputs\[:, None\]"),
         (EACH_OUTPUT, lambda z: z, lambda y: torch.ones(4, 3), r"got shape \(4, 3\); average over the rest"),
         (ws.AdversarialTraining(ws.attacks.FGSM(0.1)), lambda z: z, lambda y: torch.ones(4, 3), r"targets\.argmax\(1\)"),
+        (ws.AdversarialTraining(ws.attacks.FGSM(0.1)), lambda z: z, lambda y: y[:, None], r"off with \.squeeze\(1\)"),
         (ws.AdversarialTraining(ws.attacks.FGSM(0.1)), lambda z: z[:, :1], lambda y: y, r"torch\.cat\(\[0 \* z, z\], 1\)"),
     ],
 )

@@ -214,6 +214,10 @@ def test_attacks_do_not_know_the_masks_of_the_pass_that_is_trained_on(device):
             torch.manual_seed(state)
             assert torch.rand(1, device=device).item() == last  # one plain pass, and no more
             assert torch.equal(torch.rand(1, device=device), following)
+        model.drawn.clear()
+        for _ in range(3):
+            AdversarialTraining(attack)(model, images, labels, torch.Generator(device).manual_seed(4))
+        assert len({*model.drawn}) == len(model.drawn)  # others in every step
 
 
 def test_random_attacks_start_elsewhere_each_step_and_follow_the_seed(device):

@@ -192,10 +192,16 @@ def test_an_average_over_families_knows_what_moves_them_together() -> None:
     average = EqualClean.average(met)
     assert (average.low, average.high, average.difference.mean, average.difference.freedom) == (0, 9, 1.5, 5)
     assert average.difference.error == pytest.approx(math.sqrt(1.5), rel=0.05)  # and not 1, as of independent ones
-    assert met[1].less(met[0]).mean == 1
-    assert met[1].less(met[0]).error == pytest.approx(math.sqrt(2), rel=0.05)
+    gap = met[1].less(met[0])
+    assert gap is not None
+    assert gap.mean == 1
+    assert gap.error == pytest.approx(math.sqrt(2), rel=0.05)
+    met[0].draws[:] += 50  # as far as they are apart
     met[0].draws[:100] = np.nan  # where the first did not meet, the other tells
     assert EqualClean.average(met).difference.error == pytest.approx(math.sqrt(1.5), rel=0.05)
+    met[0].draws[2:] = met[1].draws[:2] = np.nan
+    assert met[0].less(met[1]) is None
+    assert not Difference(5, math.nan).clear
 
 
 def test_chance_is_told_from_seeds_and_less_of_it_near_the_ends(tmp_path: Path) -> None:
@@ -255,6 +261,7 @@ def test_two_points_that_meet_by_coincidence_are_not_compared() -> None:
     """The same clean error to the last digit, and in no other study: chance cannot be told, so nothing is."""
     one, other = (on_a_curve((20,), random.Random(seed)) for seed in (1, 2))
     other[0].rows[0]["errors"]["clean"] = one[0].rows[0]["errors"]["clean"]
+    other[0].rows[0]["seed"] = 1  # another network
     assert at_equal_clean(one, other, STRONGEST, KNOWN_NOISE) is None
 
 
@@ -289,6 +296,10 @@ def test_points_weaker_than_the_one_with_the_least_clean_error_are_left_out() ->
     after = at_equal_clean([*family, *strong], base, STRONGEST, quiet)
     assert after is not None
     assert after.difference != before.difference  # it comes behind the others
+    weak[0].rows[0]["errors"][STRONGEST] = 1.0  # weaker in name, and more robust
+    better = at_equal_clean([*weak, *family], base, STRONGEST, quiet)
+    assert better is not None
+    assert better.difference != before.difference
 
 
 def test_what_seeds_and_images_share_counts_once() -> None:

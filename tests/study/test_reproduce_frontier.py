@@ -69,3 +69,23 @@ def test_a_run_that_diverges_costs_the_others_nothing(tmp_path: Path, capsys: py
     assert row["regularizer"] == "none"
     assert "validation" not in row  # none was held out
     assert (tmp_path / "runs" / "report.html").is_file()
+
+
+def test_a_run_that_cannot_be_measured_costs_the_others_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = ("--regularizers", "none", "euclidean:eta=0.1")
+    given = ["--output", str(tmp_path / "runs"), "--learning-rate", "0.02", "--validation", "0.02", "--device", "cpu"]
+    assert main(["train", *SMALL, *points, *given]) == 0
+    broken = tmp_path / "runs" / "none-seed0" / "model.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-4])
+    assert reproduce(tmp_path, *points) == 2
+    assert "none-seed0" in capsys.readouterr().err
+    (row,) = rows_in(tmp_path)
+    assert row["regularizer"] == "euclidean:eta=0.1"
+    assert "validation" in row
+    assert (tmp_path / "runs" / "report.html").is_file()
+
+
+def test_results_belong_to_a_frontier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce(tmp_path, "--suite", "quick") == 2
+    assert "--results is for --suite frontier; got it with quick" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -65,7 +65,10 @@ def _lies_as_usual(field: Tensor, func: Any) -> bool:
 
 
 def _primal(value: Any) -> Any:
-    return forward_ad.unpack_dual(value).primal.detach() if isinstance(value, Tensor) else value  # type: ignore[no-untyped-call]
+    if not isinstance(value, Tensor):
+        return value
+    primal: Tensor = forward_ad.unpack_dual(value).primal.detach()  # type: ignore[no-untyped-call]
+    return primal.clone() if primal.dim() == 1 else primal  # native norms would move running statistics
 
 
 def batch_norm(

@@ -72,32 +72,39 @@ class Reproduce(StudyCommand):
     def __call__(self) -> None:
         figures.require_package("the report")
         on_frontier = self.evaluation.suite == "frontier"
+        if not on_frontier and self.results != RESULTS:
+            raise StudyError(f"--results is for --suite frontier; got it with {self.evaluation.suite}; leave it out")
         with world(self.machine.device) as here:
             screen = Screen(quiet=not here.is_first)
             runs = [Run.of(self.folder, config) for config in self.runs(self.name)]
             if on_frontier:
                 require_one_harness(runs, self.results)  # rather than after all the training
-            stopped = None
+            stopped: list[StudyError] = []  # what is wrong with one run must not cost the others
             try:
                 experiment.train(self, self.name, self.folder, here, screen)
             except DivergedError as error:
                 if here.size > 1 or not any(run.finished for run in runs):
                     raise
-                stopped = error  # it says enough of the run itself
+                stopped.append(error)
             if here.is_first:
-                finished = [run for run in runs if run.finished]
-                self._measure(finished, screen)
-                if on_frontier:
-                    Frontier(tuple(run.folder for run in finished), self.results)()
+                self._measure([run for run in runs if run.finished], screen, stopped)
+                measured = [run.folder for run in runs if (run.folder / EVALUATIONS["test"]).is_file()]
+                if on_frontier and measured:
+                    Frontier(tuple(measured), self.results)()
                 screen.line(f"report: {write_report(self.folder, screen.line)}")
-            if stopped is not None:
-                raise stopped
+            if stopped:
+                raise stopped[0]
 
-    def _measure(self, runs: Sequence[Run], screen: Screen) -> None:
-        asked = (screen, self.machine.device, self.evaluation.suite)
-        experiment.measure(runs, *asked, self.evaluation.test_images)
+    def _measure(self, runs: Sequence[Run], screen: Screen, stopped: list[StudyError]) -> None:
+        """On test images; for a frontier on validation images too, by which points are chosen."""
+        counts = {"test": self.evaluation.test_images}
         if self.evaluation.suite == "frontier" and self.data.validation:
-            experiment.measure(runs, *asked, VALIDATION_IMAGES, split="validation")
+            counts["validation"] = VALIDATION_IMAGES
+        for split, images in counts.items():
+            try:
+                experiment.measure(runs, screen, self.machine.device, self.evaluation.suite, images, split=split)
+            except StudyError as error:
+                stopped.append(error)
 
 
 @dataclass(frozen=True)

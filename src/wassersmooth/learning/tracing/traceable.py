@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, TypeGuard
 
 import torch
@@ -18,6 +17,8 @@ from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalt
 from wassersmooth.learning.parallel import is_compiled, refuse_spread_batches, unwrapped
 from wassersmooth.learning.terms import Objective
 from wassersmooth.learning.tikhonov import Tikhonov, signs_of_outputs
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of modules
 
 
 def refuse_untraceable(objective: Objective, model: nn.Module) -> None:
@@ -65,16 +66,24 @@ def refuse_hooks(model: nn.Module) -> None:
 
 
 def hooks_in(module: nn.Module) -> tuple[int, ...]:
-    """What tells the hooks of a module and of its parameters from others, and its own forward from one put in its place."""
-    kinds = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    parameters = [parameter for parameter in module._parameters.values() if parameter is not None]
-    found = [*itertools.chain(*kinds), *itertools.chain(*map(_hooks_of, parameters))]
-    return (*found, id(module.__dict__["forward"])) if "forward" in module.__dict__ else tuple(found)
+    """What tells the hooks of a module and of its parameters from others, and its own forward from one put in its place.
+
+    It is asked at every step, so it is short where there are none. Hooks of all modules, and of autograd's nodes, are not seen.
+    """
+    own = module.__dict__
+    found: tuple[int, ...] = ()
+    for kind in HOOKS:
+        if hooks := own.get(kind):
+            found += tuple(hooks)
+    for parameter in module._parameters.values():
+        if parameter is not None and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+            found += tuple(_hooks_of(parameter))
+    return (*found, id(own["forward"])) if "forward" in own else found
 
 
 def _hooks_of(parameter: Tensor) -> list[int]:
     """Those of its gradient, and those that are called when it is there."""
-    return [*(parameter._backward_hooks or ()), *(getattr(parameter, "_post_accumulate_grad_hooks", None) or ())]
+    return [*(parameter._backward_hooks or ()), *(parameter._post_accumulate_grad_hooks or ())]
 
 
 def penalty_of(objective: Objective) -> GradientPenalty | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -39,8 +39,8 @@ class Difference:
     @property
     def chance(self) -> float:
         """How often chance alone makes as large a difference, or a larger one."""
-        if self.error == 0:
-            return float(self.mean == 0)
+        if self.error == 0 or math.isnan(self.error):
+            return float(self.mean == 0 or math.isnan(self.error))
         return chance(self.mean / self.error, self.freedom)
 
     @property
@@ -70,24 +70,26 @@ class EqualClean:
     low: float
     high: float
     difference: Difference
-    draws: Draws
+    draws: Draws = field(compare=False, repr=False)
 
-    def less(self, other: EqualClean) -> Difference:
-        """How much more than another threat this one sets the same two sides apart."""
-        error = float(np.nanstd(self.draws - other.draws, ddof=1))
+    def less(self, other: EqualClean) -> Difference | None:
+        """How much more than another threat this one sets the same two sides apart; None where chance cannot be told."""
+        draws = self.draws - other.draws
+        if np.isfinite(draws).sum() < 2:
+            return None
         freedom = fewest((self.difference.freedom, other.difference.freedom))
-        return Difference(self.difference.mean - other.difference.mean, error, freedom)
+        return Difference(self.difference.mean - other.difference.mean, float(np.nanstd(draws, ddof=1)), freedom)
 
     @classmethod
     def average(cls, several: Sequence[EqualClean]) -> EqualClean:
         """Over families: the same test images, and the same networks where they share some, move all of them together."""
-        draws = _mean(np.stack([one.draws for one in several], 1))
+        # By their deviations: a study in which one of them does not meet must not jump by how far it lies from the others.
+        draws = _mean(np.stack([one.draws - np.nanmean(one.draws) for one in several], 1))
         mean = math.fsum(one.difference.mean for one in several) / len(several)
         freedom = fewest(one.difference.freedom for one in several)
         error = float(np.nanstd(draws, ddof=1))
-        return cls(
-            min(m.low for m in several), max(m.high for m in several), Difference(mean, error, freedom), np.asarray(draws)
-        )
+        low, high = min(one.low for one in several), max(one.high for one in several)
+        return cls(low, high, Difference(mean, error, freedom), draws)
 
 
 def at_equal_clean(
@@ -101,7 +103,7 @@ def at_equal_clean(
     The standard error is that of a parametric bootstrap: all points moved by chance, and compared anew. What the bend of a
     curve makes of chance, the mean shift of the draws, is taken off.
     """
-    here, there = (_beyond_the_least_clean_error(side, threat) for side in (first, second))
+    here, there = (worth_comparing(side, threat) for side in (first, second))
     if not here or not there:
         return None
     found = _meeting(Curves.measured(here, threat), Curves.measured(there, threat), at_first)
@@ -126,16 +128,21 @@ def at_equal_strength(pairs: Sequence[tuple[Point, Point]], measure: str, noise:
     return Difference(mean, float(drawn.std(ddof=1)), noise.degrees(measure))
 
 
-def _beyond_the_least_clean_error(side: Sequence[Point], threat: str) -> list[Point]:
-    """By rising strength, from the point with the least clean error on.
+def worth_comparing(side: Sequence[Point], threat: str) -> list[Point]:
+    """All that were measured, except those weaker than the point with the least clean error and no better in robust error.
 
-    A little of a regularizer may lower clean error too. Weaker points are better in nothing; and between stronger ones of the
-    same clean error they would make a curve that goes up and down.
+    A little of a regularizer may lower clean error too. Between stronger points of the same clean error, the weaker ones would
+    make a curve that goes up and down.
     """
+
+    def strength(point: Point) -> tuple[float, float]:
+        return point.rows[0]["eta"], point.rows[0]["epsilon"]
+
     known = [p for p in side if p.values("clean") and p.values(threat)]
-    known.sort(key=lambda p: (p.rows[0]["eta"], p.rows[0]["epsilon"]))
-    cleans = [mean_over(p, ["clean"]) for p in known]
-    return known[cleans.index(min(cleans)) :] if known else []
+    if not known:
+        return []
+    least = min(known, key=lambda p: mean_over(p, ["clean"]))
+    return [p for p in known if strength(p) >= strength(least) or mean_over(p, [threat]) < mean_over(least, [threat])]
 
 
 class Curves(NamedTuple):
@@ -178,7 +185,7 @@ def _meeting(first: Curves, second: Curves, at_first: bool) -> Meeting:
         inside = (low <= places) & (places <= high)
     else:
         places = low + (high - low) * np.linspace(0, 1, PLACES)
-        inside = np.broadcast_to(low < high, places.shape)
+        inside = np.broadcast_to(low + 1e-6 < high, places.shape)
     gaps = _heights(first, places) - _heights(second, places)
     return Meeting(_mean(np.where(inside, gaps, np.nan)), places[0][inside[0]].tolist())
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wassersmooth.study.frontier.comparison import Difference, EqualClean, all_clear, at_equal_clean
+from wassersmooth.study.frontier.comparison import Difference, EqualClean, all_clear, at_equal_clean, worth_comparing
 from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import THREATS, Point, base_variant, compared_threats
 from wassersmooth.study.frontier.prices import relative
@@ -29,7 +29,7 @@ class Standing:
     """How a family stands against the reference.
 
     Attributes:
-        points: how many it has.
+        points: how many are compared.
         found: what was compared, by threat.
     """
 
@@ -52,7 +52,8 @@ def standings(points: Sequence[Point]) -> list[Standing]:
     for family in sorted(members, key=place_of):
         found = {t: met for t in threats if (met := at_equal_clean(members[family], reference, t, noise)) is not None}
         if found:
-            result.append(Standing(family, len(members[family]), found))
+            compared = max(len(worth_comparing(members[family], threat)) for threat in found)
+            result.append(Standing(family, compared, found))
     return result
 
 
@@ -69,7 +70,8 @@ def standings_table(points: Sequence[Point], prices: Mapping[str, Any] | None) -
         return []
     threats = [t for t in THREATS if any(t in standing.found for standing in found)]
     clear = clear_of(found, UNSEEDED & Noise.of(points).from_images)
-    special = {s.family: s.found[SHARP].less(s.found[ROUND]) for s in found if {SHARP, ROUND} <= s.found.keys()}
+    both = {s.family: s.found[SHARP].less(s.found[ROUND]) for s in found if {SHARP, ROUND} <= s.found.keys()}
+    special = {family: gap for family, gap in both.items() if gap is not None}
     clearly_special = all_clear(special)
     further = ["8/255 less L2"] if special else []
     head = ["family", "points", *(THREATS[t] for t in threats), *further, "clean errors", *(["step"] if prices else [])]

@@ -23,6 +23,7 @@ MEDIAN = 0.455  # of the square of a normal variable, whose mean is 1
 OUTLIER = 20.0  # times the usual variance: a seed that collapsed, as FGSM training may, says nothing of other points
 UNSEEDED = frozenset({"flips", *FLIPS})  # differ more from seed to seed than from image to image: images decide nothing
 DRAWS = 2000
+WHICH = ("regularizer", "seed", "activation", "augment", "epochs", "patience")  # tell runs apart
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Noise:
 
     def moved(self, point: Point, measure: str) -> Draws:
         """The point's mean in many studies, the same ones in every comparison and for all points. # shape: (DRAWS,)"""
-        luck = f"{measure} {[row['errors'] for row in point.rows]}"  # no two points have the same
+        runs = [[row.get(name) for name in WHICH] for row in point.rows]
+        luck = f"{measure} {runs} {point.values('clean')} {point.values(measure)}"  # no two points have the same
         chance = np.random.default_rng(zlib.crc32(luck.encode()))
         mean: Draws = mean_over(point, [measure]) + chance.normal(0, self._over_seeds(point, measure), DRAWS)
         rows = [row for row in point.rows if value_of(row, measure) is not None]
@@ -99,15 +101,15 @@ class Noise:
 @cache
 def deviations(packed: str, images: int) -> Draws:
     """How far an error in percent is off on test images that are drawn anew, the same for all rows. # shape: (DRAWS,)"""
-    wrong = unpacked(packed, images)
+    wrong = unpacked(packed, images).astype(np.float32)
     counts = _counts(images)
     return np.asarray(100 * (wrong @ counts) / counts.sum(0) - 100 * wrong.mean())
 
 
 @cache
-def _counts(images: int) -> Draws:
+def _counts(images: int) -> npt.NDArray[np.float32]:
     """How often each image is drawn. Few images are the first of many, as when they are measured. # shape: (images, DRAWS)"""
-    return np.random.default_rng(0).poisson(1.0, (images, DRAWS)).astype(np.float64)
+    return np.random.default_rng(0).poisson(1.0, (images, DRAWS)).astype(np.float32)  # whole numbers: sums are exact
 
 
 def _over_seeds(points: Sequence[Point], measure: str) -> tuple[float, int] | None:

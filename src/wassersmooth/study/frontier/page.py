@@ -28,7 +28,7 @@ from wassersmooth.study.frontier.points import (
 )
 from wassersmooth.study.frontier.questions import Answer, answers, title_of
 from wassersmooth.study.report.summary import GUESSING
-from wassersmooth.study.tables import markdown_table, short_commit
+from wassersmooth.study.tables import listed, markdown_table, short_commit
 
 FLIPPED = "label changes along a translation by up to 16 pixels to both sides, mean of both axes"
 QUESTIONS = (
@@ -163,13 +163,15 @@ def _reading(noise: Noise) -> str:
         source = "test images alone, the same for all points, for want of seeds: another seed may move a point as much"
     elif unseeded:
         source += f" (for {', '.join(unseeded)}: test images alone, for want of seeds)"
+    if explained := [measures[n] for n, part in noise.both.items() if n in measures and part >= noise.seeds[n]]:
+        source += f"; at {listed(explained)} the images explain all that seeds differ by"
     return (
         f"± is one standard error, over {source}. Equal clean error: the points of each side joined by a monotone cubic, and "
         "the difference averaged evenly over the clean errors that both reach; its standard error by bootstrap, whose mean "
-        "shift is taken off. Of a family whose clean error first falls with its strength, the points before the lowest are "
-        "left out. Seeds that differ far more than others, as a plain network's may under attack, stay out of the pool. Beyond "
-        "chance: at 5 %, by Student's t. A difference within chance is not shown to be zero: two standard errors either way "
-        "remain possible."
+        "shift is taken off. Of a family whose clean error first falls with its strength, the weaker points are left out where "
+        "they are no more robust. Seeds that differ far more than others, as a plain network's may under attack, stay out of "
+        "the pool. Beyond chance: at 5 %, by Student's t. A difference within chance is not shown to be zero: two standard "
+        "errors either way remain possible."
     )
 
 
