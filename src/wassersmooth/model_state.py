@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 _turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # not on the models, which are copied and pickled
 
@@ -60,6 +60,12 @@ class RandomState:
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, self.device)
+
+
+def answer(model: nn.Module, images: Tensor) -> Tensor:
+    """What the model says to a copy of the images, since some models normalize what they are given in place."""
+    outputs: Tensor = model(images.clone())
+    return outputs
 
 
 def seed_passes(device: torch.device, seed: int) -> None:

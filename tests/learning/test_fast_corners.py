@@ -16,6 +16,7 @@ from tests.compare import assert_matches
 from tests.learning.central import flat
 from tests.learning.steps import assert_same_step, gradients, ordinary, traced
 from tests.learning.zoo import CLASSES, batch, make, smooth_net
+from tests.robustness.small_models import Around
 from wassersmooth import PixelGraph, Wasserstein
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.tikhonov import Tikhonov
@@ -285,15 +286,9 @@ def test_hooks_that_come_later_are_heeded(change):
     assert_matches(found, flat(gradients(model)), 1e-12)
 
 
-class InPlace(nn.Module):
-    """Normalizes what it is given where it lies."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x.sub_(0.5).div_(0.25))
+def normalized_in_place(x):
+    """Where it lies."""
+    return x.sub_(0.5).div_(0.25)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +302,7 @@ class InPlace(nn.Module):
 def test_images_are_kept_from_models_that_change_what_they_are_given(objective):
     inner, (images, labels) = smooth_net(), batch()
     before, found = images.clone(), []
-    for model in (InPlace(inner), nn.Sequential(Affine(), inner)):
+    for model in (Around(inner, normalized_in_place), Around(inner, lambda x: (x - 0.5) / 0.25)):
         model.zero_grad()
         total = objective(model, images, labels, torch.Generator().manual_seed(0)).total
         total.backward()
@@ -316,13 +311,8 @@ def test_images_are_kept_from_models_that_change_what_they_are_given(objective):
         assert_matches(received, expected, 1e-9)
     if not (isinstance(objective, GradientPenalty) and objective.engine == "finite_difference"):
         with pytest.raises(RuntimeError, match=r"cannot be traced \(.*in-place operation.*use the objective itself"):
-            traced(objective, InPlace(inner))(images, labels)
+            traced(objective, Around(inner, normalized_in_place))(images, labels)
     assert torch.equal(images, before)
-
-
-class Affine(nn.Module):
-    def forward(self, x):
-        return (x - 0.5) / 0.25
 
 
 @pytest.mark.parametrize("objective", [Plain(), PENALTY], ids=repr)

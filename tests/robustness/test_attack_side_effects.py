@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from robustness.attack_table import ALL
-from robustness.small_models import digits, network, trained
+from robustness.small_models import Around, digits, network, trained
 from torch import nn
 
 from wassersmooth.normalized import Normalized
@@ -156,15 +156,9 @@ def test_distributed_training_goes_on_after_an_attack(one_process):
     assert all(parameter.grad is not None for parameter in inner.parameters())
 
 
-class InPlace(nn.Module):
+def in_place(x):
     """Normalizes what it is given where it lies."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x.sub_(0.3).div_(0.4))
+    return x.sub_(0.3).div_(0.4)
 
 
 @pytest.mark.parametrize("attack", [FGSM(0.1), PGD(0.1, 0.05, 3), Square(0.1, queries=10)], ids=repr)
@@ -172,7 +166,7 @@ def test_models_may_change_what_they_are_given(attack):
     inner, (images, labels) = trained(), batch()
     original = images.clone()
     seeded = [torch.Generator().manual_seed(SEED) for _ in range(2)]
-    received = attack(InPlace(inner), images, labels, seeded[0])
+    received = attack(Around(inner, in_place), images, labels, seeded[0])
     assert torch.equal(images, original)
     assert torch.equal(received, attack(Normalized(inner, 0.3, 0.4), images, labels, seeded[1]))
 
@@ -180,6 +174,6 @@ def test_models_may_change_what_they_are_given(attack):
 def test_an_evaluation_keeps_its_images_from_the_model():
     images, labels = batch(40)
     original = images.clone()
-    report = evaluate(InPlace(trained()), images, labels, "quick", seed=0)
+    report = evaluate(Around(trained(), in_place), images, labels, "quick", seed=0)
     assert torch.equal(images, original)
     assert report.errors == evaluate(Normalized(trained(), 0.3, 0.4), images, labels, "quick", seed=0).errors

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from robustness.small_models import Around
 from study.small_studies import CPU, SILENT, tiny_run, tiny_study, train_to_the_end
 
 from wassersmooth._checks import NotFiniteError
@@ -105,6 +106,13 @@ def test_the_error_is_that_of_the_first_images(limit: int | None) -> None:
     assert found is not None
     assert found.item() == pytest.approx(100 * wrong.double().mean().item())
     assert error(torch.nn.Flatten(), Part(images[:0], labels[:0])) is None
+
+
+def test_images_are_kept_from_models_that_change_what_they_are_given() -> None:
+    images, labels = torch.rand(12, 1, 1, 3), torch.arange(12) % 3
+    before = images.clone()
+    error(Around(torch.nn.Flatten(), lambda x: x.sub_(0.5)), Part(images, labels))
+    assert torch.equal(images, before)
 
 
 def test_early_stopping_keeps_the_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from wassersmooth.learning.objectives import GradientPenalty, Plain
 from wassersmooth.learning.parallel import is_compiled, refuse_static_graph, unwrapped, without_compilation
 from wassersmooth.learning.terms import Objective
 from wassersmooth.learning.verification import TOLERANCE
-from wassersmooth.model_state import untouched
+from wassersmooth.model_state import answer, untouched
 from wassersmooth.normalized import find_normalization
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
@@ -162,7 +162,7 @@ def _coupling(model: nn.Module) -> list[Remark]:
 def _outputs(model: nn.Module, images: Tensor, loss: NamedLoss | Loss) -> list[Remark]:
     """Cross-entropy takes logits; probabilities in their place train, badly and without a word."""
     with untouched(model, images.device), torch.no_grad():
-        outputs = model(images.clone()).float()
+        outputs = answer(model, images).float()
     sums = outputs.flatten(1).sum(1) if outputs.dim() > 1 else outputs
     if loss == "cross_entropy" and bool((outputs >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
         return [Remark(PROBLEM, "outputs", "look like probabilities, and cross-entropy takes logits; take the softmax away")]

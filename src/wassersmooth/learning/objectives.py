@@ -24,7 +24,7 @@ from wassersmooth.learning.losses import Loss, NamedLoss
 from wassersmooth.learning.parallel import refuse_static_graph
 from wassersmooth.learning.passes import Passes
 from wassersmooth.learning.terms import Objective, raised, readable, tied
-from wassersmooth.model_state import untouched
+from wassersmooth.model_state import answer, untouched
 
 Perturbation = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -48,7 +48,7 @@ class Plain(Objective):
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        loss = losses.evaluate(losses.resolve(self.loss), model(images.clone()), labels).mean()
+        loss = losses.evaluate(losses.resolve(self.loss), answer(model, images), labels).mean()
         return loss, torch.zeros_like(loss)
 
 

@@ -21,7 +21,7 @@ from wassersmooth import _model_checks, visibility
 from wassersmooth.learning.draws import Draws
 from wassersmooth.learning.parallel import refuse_spread_batches, unwrapped
 from wassersmooth.learning.substitution import attention_written_out
-from wassersmooth.model_state import HeldBuffers, RandomState, places
+from wassersmooth.model_state import HeldBuffers, RandomState, answer, places
 
 
 class Passes:
@@ -46,7 +46,7 @@ class Passes:
         """The model's outputs, with all side effects."""
         if not self.traced:
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative, and masks of their own
-                outputs: Tensor = self.model(x.clone())
+                outputs = answer(self.model, x)
             _model_checks.outputs(outputs, len(x))
             if x.requires_grad and torch.is_grad_enabled():
                 if torch.is_inference_mode_enabled():
@@ -57,7 +57,7 @@ class Passes:
             return outputs
         draws = Draws()
         with draws, attention_written_out():  # its dropout is then one that is seen
-            outputs = self.model(x.clone())
+            outputs = answer(self.model, x)
         self.draws = draws.made
         return outputs
 

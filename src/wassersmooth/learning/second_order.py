@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from wassersmooth.geometry.randomness import standard_normal
 from wassersmooth.learning.parallel import unwrapped, without_compilation
 from wassersmooth.learning.substitution import forward_mode_safe
-from wassersmooth.model_state import RandomState, untouched
+from wassersmooth.model_state import RandomState, answer, untouched
 
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
@@ -74,7 +74,7 @@ def _record_calls(model: nn.Module, images: Tensor) -> dict[nn.Module, Call]:
     handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in own]
     try:
         with torch.no_grad():
-            model(images.detach().clone())
+            answer(model, images.detach())
     finally:
         for handle in handles:
             handle.remove()

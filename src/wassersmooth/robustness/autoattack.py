@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
-from wassersmooth.robustness.classifier import answer, scores
+from wassersmooth.model_state import answer
+from wassersmooth.robustness.classifier import scores
 from wassersmooth.robustness.gradient_ascent import Attack, refuse_gray_levels
 from wassersmooth.robustness.pixel_attacks import Norm
 

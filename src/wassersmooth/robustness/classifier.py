@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from wassersmooth import _model_checks
-from wassersmooth.model_state import untouched
+from wassersmooth.model_state import answer, untouched
 
 AttackLoss = Literal["cross_entropy", "margin"]
 
@@ -47,12 +47,6 @@ def asked(model: nn.Module, images: Tensor) -> Iterator[nn.Module]:
 def scores(model: nn.Module, images: Tensor, labels: Tensor | None = None) -> Tensor:
     """The model's outputs, checked. # shape: (B, C, H, W), (B,) -> (B, K)"""
     return _model_checks.logits(answer(model, images), images, labels)
-
-
-def answer(model: nn.Module, images: Tensor) -> Tensor:
-    """What the model says to a copy of the images, since some models normalize what they are given in place."""
-    outputs: Tensor = model(images.clone())
-    return outputs
 
 
 def allowed_difference(outputs: Tensor, tolerance: float) -> Tensor:

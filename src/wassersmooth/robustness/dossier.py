@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks, _model_checks
+from wassersmooth.model_state import answer
 from wassersmooth.normalized import find_units
 from wassersmooth.robustness import autoattack
 from wassersmooth.robustness.asked_again import RANDOM, asked_again
-from wassersmooth.robustness.classifier import answer, attacked
+from wassersmooth.robustness.classifier import attacked
 from wassersmooth.robustness.intervals import bootstrap, wilson
 from wassersmooth.robustness.masking import MaskingChecks
 from wassersmooth.robustness.measurement import Measurement

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
-from wassersmooth.robustness.classifier import answer, loss_per_image, scores
+from wassersmooth.model_state import answer
+from wassersmooth.robustness.classifier import loss_per_image, scores
 from wassersmooth.robustness.gradient_ascent import Attack, refuse_gray_levels
 
 # When the squares get smaller: by half at each of these shares of all queries (the reference implementation's schedule).

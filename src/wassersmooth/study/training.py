@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth._checks import NotFiniteError
+from wassersmooth.model_state import answer
 from wassersmooth.robustness.attacks import IFGSM
 from wassersmooth.robustness.classifier import attacked
 from wassersmooth.robustness.measurement import Measurement
@@ -224,7 +225,7 @@ def error(model: nn.Module, part: Part, limit: int | None = None) -> Tensor | No
     size = EVALUATION_BATCH.get(images.device.type, 500)
     wrong, good = [], []
     for x, y in zip(torch.split(images, size), torch.split(labels, size), strict=True):
-        scores = model(x)
+        scores = answer(model, x)
         wrong.append((scores.argmax(1) != y).sum())
         good.append(scores.isfinite().all())
     model.train(was_training)

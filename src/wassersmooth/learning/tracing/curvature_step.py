@@ -24,7 +24,7 @@ from wassersmooth.learning.tracing.penalty_operator import squares_and_direction
 from wassersmooth.learning.tracing.tangent_rules import sum_of
 from wassersmooth.learning.tracing.tangents import Tangents
 from wassersmooth.learning.tracing.traced import PlainStep, apart, elementary, plain_step
-from wassersmooth.model_state import untouched
+from wassersmooth.model_state import answer, untouched
 
 
 def curvature_step(model: nn.Module, loss: NamedLoss, images: Tensor, labels: Tensor) -> PlainStep:
@@ -37,7 +37,7 @@ def curvature_step(model: nn.Module, loss: NamedLoss, images: Tensor, labels: Te
         return (c * f).sum(1) + t * loss_of_outputs(f, labels)
 
     with untouched(model, images.device), torch.no_grad():
-        outputs = model(images.clone())
+        outputs = answer(model, images)
         losses.evaluate(loss_of_outputs, outputs, labels)  # complains about outputs and labels of wrong shapes
         z = signs_of_outputs(model, images.new_empty(outputs.shape), 1, torch.Generator(images.device))[0]  # as directions_of
     return plain_step(model, field, images, labels, (z, images.new_zeros(())))

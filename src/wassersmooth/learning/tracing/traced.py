@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from wassersmooth.learning import losses
 from wassersmooth.learning.substitution import attention_written_out
 from wassersmooth.learning.tracing.tangent_rules import separate_products
-from wassersmooth.model_state import places, untouched
+from wassersmooth.model_state import answer, places, untouched
 
 aten = torch.ops.aten
 
@@ -126,7 +126,7 @@ def _reached(
     """The trained parameters that the loss depends on, as autograd sees it."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with untouched(model, images.device, frozen=False), torch.enable_grad():
-        value = losses.evaluate(loss, model(images.clone()), labels, *further).mean()
+        value = losses.evaluate(loss, answer(model, images), labels, *further).mean()
         if not (trained and value.requires_grad):
             return []
         found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)

@@ -39,8 +39,10 @@ class Difference:
     @property
     def chance(self) -> float:
         """How often chance alone makes as large a difference, or a larger one."""
-        if self.error == 0 or math.isnan(self.error):
-            return float(self.mean == 0 or math.isnan(self.error))
+        if math.isnan(self.error):  # chance cannot be told
+            return 1.0
+        if self.error == 0:
+            return float(self.mean == 0)
         return chance(self.mean / self.error, self.freedom)
 
     @property
