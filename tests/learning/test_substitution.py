@@ -155,3 +155,13 @@ def test_results_lie_in_memory_as_those_of_the_native_operator(name, order):
     expected = F.dropout(torch.ones_like(native), 0.5)
     torch.manual_seed(0)
     assert torch.equal(F.dropout(torch.ones_like(received), 0.5), expected)
+
+
+def test_running_statistics_stay_also_where_the_native_operator_is_looked_at():
+    x, mean, var = X.permute(3, 0, 2, 1).contiguous().permute(1, 3, 2, 0), torch.zeros(4).double(), torch.ones(4).double()
+    assert not x.is_contiguous()
+    with written_out():
+        F.batch_norm(x, mean, var, W4, B4, True)
+        F.instance_norm(x, mean, var, W4, B4)
+    assert torch.equal(mean, torch.zeros_like(mean))
+    assert torch.equal(var, torch.ones_like(var))
