@@ -16,10 +16,10 @@ from torch import Tensor, fx, nn
 
 from wassersmooth import _checks, _model_checks
 from wassersmooth.learning import losses
-from wassersmooth.learning.agreement import gap_between
-from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
+from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty
 from wassersmooth.learning.terms import Objective, Terms
 from wassersmooth.learning.tracing import compiled
+from wassersmooth.learning.tracing.comparison import compare
 from wassersmooth.learning.tracing.convolutions import replace_convolutions
 from wassersmooth.learning.tracing.curvature_step import curvature_step, curvature_step_graph
 from wassersmooth.learning.tracing.frozen import FrozenModel
@@ -42,12 +42,6 @@ from wassersmooth.learning.tracing.traceable import (
     strength_of,
 )
 from wassersmooth.learning.tracing.traced import PlainStep, apart, elementary, plain_step
-from wassersmooth.learning.verification import TOLERANCE
-from wassersmooth.model_state import untouched
-
-# In half precision, of all and of the worst parameter: some have a gradient that is rounding and nothing else, as the bias
-# before a batch-norm. A wrong kernel is off by more.
-TOLERANCE_AUTOCAST, WORST_AUTOCAST = 0.2, 1.0
 
 
 class FastGradients:
@@ -142,7 +136,8 @@ class FastGradients:
 
         if self.verify and not plain.is_random:
             drawn = torch.Generator(device)
-            self._compare(lambda x: at(x, labels, drawn.manual_seed(0)), images, labels, list(plain.gradients))
+            fast = lambda x: at(x, labels, drawn.manual_seed(0))  # noqa: E731
+            compare(fast, objective, model, images, labels, list(plain.gradients))
         if not (self.cuda_graph and images.is_cuda):
             return step
         with torch.autocast(device.type, enabled=False), torch.no_grad():
@@ -173,35 +168,6 @@ class FastGradients:
         terms = self.objective(self.model, images, labels, generator)
         terms.total.backward()  # type: ignore[no-untyped-call]
         return Terms(*(term.detach() for term in terms))
-
-    def _compare(self, fast: Callable[[Tensor], Any], images: Tensor, labels: Tensor, names: list[str]) -> None:
-        """Raises where some part of the model is differentiated otherwise than by autograd: straight-through tricks, say."""
-        model, device, objective, inputs = self.model, images.device, self.objective, images
-        with untouched(model, device, frozen=False):
-            if isinstance(objective, AdversarialTraining | NoisyInputs):
-                drawn = torch.Generator(device).manual_seed(0)
-                inputs = objective.inputs(model, images, labels, drawn)
-                objective = penalty_of(objective) or Plain(loss_of(objective))
-            parameters = dict(model.named_parameters())
-            with torch.enable_grad():  # at inputs that were looked at: attacks and noise may leave [0, 1]
-                terms = objective.loss_and_penalty(model, inputs, labels, torch.Generator(device).manual_seed(0))
-                # Not backward(): that would call hooks, of which one may step, and fill whatever else requires grad.
-                found = torch.autograd.grad(sum(terms), [parameters[name] for name in names]) if names else ()  # type: ignore[arg-type]
-            exact = {name: g.double() for name, g in zip(names, found, strict=True)}
-            expected = [buffer.detach().clone() for buffer in model.buffers()]
-        with torch.autocast(device.type, enabled=False), torch.no_grad():
-            _, _, gradients, moved = fast(inputs)
-        half = torch.is_autocast_enabled(device.type)
-        near = (0.2, 1e-2) if half else (1e-2, 1e-3)  # relative and absolute
-        if not all(torch.allclose(a.double(), b.double(), *near) for a, b in zip(moved, expected, strict=True)):
-            raise RuntimeError("the buffers of this model do not move as in a plain pass; use the objective itself")
-        gap = gap_between(dict(zip(names, (g.double() for g in gradients), strict=True)), exact)
-        most, worst = (TOLERANCE_AUTOCAST, WORST_AUTOCAST) if half else 2 * (TOLERANCE[images.dtype],)
-        if not (gap.relative <= most and gap.worst_relative <= worst):  # as it is where one of them is not a number
-            raise RuntimeError(
-                f"the traced gradient of this model is off by {100 * gap.relative:.2g} % (most in {gap.worst}): some part of "
-                "it has a backward pass of its own; use the objective itself, objective(model, images, labels)"
-            )
 
     def _check(self, images: Tensor, labels: Tensor, outputs: torch.Size | None) -> None:
         _checks.batch("images", images)

@@ -1,0 +1,91 @@
+"""Which gradients of a traced step pass for those of autograd: what rounding does to both is no fault of the trace."""
+
+import pytest
+import torch
+
+from tests.learning.zoo import batch, smooth_net
+from wassersmooth import Euclidean
+from wassersmooth.learning.fast import FastGradients
+from wassersmooth.learning.objectives import GradientPenalty
+from wassersmooth.learning.precision import without_tf32
+from wassersmooth.learning.tracing import comparison
+from wassersmooth.learning.tracing.comparison import compare
+from wassersmooth.study.models import ResNet20
+
+OBJECTIVE = GradientPenalty(Euclidean(), eta=0.7)
+
+
+def precisions() -> list[str]:
+    return [
+        torch.backends.cudnn.conv.fp32_precision,
+        torch.backends.cudnn.rnn.fp32_precision,
+        torch.backends.cuda.matmul.fp32_precision,
+    ]
+
+
+def off_by(gradients: dict[str, torch.Tensor], share: float, seed: int) -> dict[str, torch.Tensor]:
+    """Each gradient, and an error of its own of that share of its length."""
+    drawn = torch.Generator().manual_seed(seed)
+    errors = {name: torch.randn(g.shape, generator=drawn, dtype=g.dtype) for name, g in gradients.items()}
+    return {name: g + share * g.norm() * errors[name] / errors[name].norm() for name, g in gradients.items()}
+
+
+@pytest.mark.parametrize(
+    ("tf32", "rounding", "traced", "passes"),
+    [
+        (True, 0.03, 0.03, True),  # both as far from the exact one as rounding takes them
+        (True, 0.03, 0.1, False),
+        (True, 0.0, 0.03, False),  # rounding does nothing here
+        (False, 0.03, 0.03, False),  # nothing is rounded: what is off is wrong
+        (False, 0.0, 0.01, True),
+        (True, 0.9, 0.5, False),  # as near, but nothing that could be believed
+    ],
+)
+def test_traced_gradients_must_be_as_near_to_the_exact_ones_as_the_ordinary_ones(tf32, rounding, traced, passes, monkeypatch):
+    model, (images, labels) = smooth_net(dtype=torch.float32), [t.float() if t.is_floating_point() else t for t in batch()]
+    names, found = [name for name, _ in model.named_parameters()], comparison._by_autograd
+
+    def rounded(*given):
+        exact, buffers = found(*given)
+        return (exact if torch.backends.cudnn.conv.fp32_precision == "ieee" else off_by(exact, rounding, seed=1)), buffers
+
+    def fast(inputs):
+        exact, buffers = found(OBJECTIVE, model, inputs, labels, names)
+        return None, None, [g.float() for g in off_by(exact, traced, seed=2).values()], buffers
+
+    monkeypatch.setattr(comparison, "_by_autograd", rounded)
+    monkeypatch.setattr(comparison, "tf32_allowed", lambda images: tf32)
+    before = precisions()
+    if passes:
+        compare(fast, OBJECTIVE, model, images, labels, names)
+    else:
+        with pytest.raises(RuntimeError, match="backward pass of its own"):
+            compare(fast, OBJECTIVE, model, images, labels, names)
+    assert precisions() == before
+
+
+def test_precision_is_full_within_and_as_before_afterwards():
+    before, within = precisions(), []
+
+    def fails():
+        with without_tf32():
+            within.extend(precisions())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert within == ["ieee"] * 3
+    assert precisions() == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="tf32 is CUDA's")
+@pytest.mark.parametrize("activation", ["relu", "softplus"])
+def test_kinks_of_relu_cost_no_fast_step_in_tf32(activation, monkeypatch):
+    """Where two roundings of a sum have two signs, relu's second derivatives are those of two networks."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    torch.manual_seed(0)
+    model = ResNet20(channels=3, classes=10, activation=activation).cuda()
+    images, labels = torch.rand(128, 3, 32, 32, device="cuda"), torch.arange(128, device="cuda") % 10
+    FastGradients(model, OBJECTIVE)(images, labels)
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
