@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ def tf32_allowed(images: Tensor) -> bool:
 @contextmanager
 def without_tf32() -> Iterator[None]:
     """Convolutions and products of float32 on CUDA in full precision."""
-    cudnn = torch.backends.cudnn
-    places = cudnn.conv, cudnn.rnn, torch.backends.cuda.matmul  # type: ignore[attr-defined]
+    cudnn, cuda = cast(Any, torch.backends.cudnn), cast(Any, torch.backends.cuda)
+    places = cudnn.conv, cudnn.rnn, cuda.matmul
     before = [place.fp32_precision for place in places]
     try:
         for place in places:
