@@ -87,5 +87,5 @@ def test_kinks_of_relu_cost_no_fast_step_in_tf32(activation, monkeypatch):
     torch.manual_seed(0)
     model = ResNet20(channels=3, classes=10, activation=activation).cuda()
     images, labels = torch.rand(128, 3, 32, 32, device="cuda"), torch.arange(128, device="cuda") % 10
-    FastGradients(model, OBJECTIVE)(images, labels)
+    FastGradients(OBJECTIVE, model)(images, labels)
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
