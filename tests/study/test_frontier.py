@@ -265,6 +265,21 @@ def test_the_choice_sees_validation_images_alone(tmp_path: Path) -> None:
     assert [p.regularizer for p in chosen(points_of(Frontier.at(path).rows))["most_robust"]] == ["euclidean:eta=0.1", "none"]
 
 
+@pytest.mark.parametrize(("more", "expected"), [(1.4, "euclidean:eta=1"), (1.6, "euclidean:eta=3")])
+def test_of_those_that_chance_may_tell_apart_the_one_with_the_lowest_clean_error_is_chosen(
+    tmp_path: Path, more: float, expected: str
+) -> None:
+    fake_run(tmp_path, "none")
+    for text, clean, robust in (("euclidean:eta=1", 30.0, 60 + more), ("euclidean:eta=3", 45.0, 60.0)):
+        path = fake_run(tmp_path, text) / "validation.json"
+        record = json.loads(path.read_text())
+        record["errors"] |= {"clean": clean, STRONGEST: robust}
+        path.write_text(json.dumps(record))
+    gather([tmp_path], tmp_path / "frontier.json", SILENT)
+    found = chosen(points_of(Frontier.at(tmp_path / "frontier.json").rows))
+    assert [p.regularizer for p in found["most_robust"]] == [expected, "none"]
+
+
 def test_without_validation_errors_nothing_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in ("none", "euclidean:eta=0.1"):
         (fake_run(tmp_path, text) / "validation.json").unlink()
@@ -305,7 +320,13 @@ def test_further_seeds_without_validation_errors_leave_the_choice_as_it_was(tmp_
         ),
         ("mass", [r"^A mass term of 0\.25 at radius 2 helps with .*several targets -[23]\.\d ± 0\.\d"]),
         ("radius", ["^Radius 8 in place of 2 shows no difference beyond chance: at equal clean error"]),
-        ("laplacian", [r"^With radius 2, the Laplacian term hurts with .*several targets \+[23]\.\d"]),
+        (
+            "laplacian",
+            [
+                r"^With radius 2, the Laplacian term hurts with .*: at equal strength .3 regularizers.*several targets \+3\.\d",
+                r"^With radius 2, the Laplacian term hurts with .*: at equal clean .*several targets \+[23]\.\d",
+            ],
+        ),
         (
             "activation",
             ["^relu in place of softplus hurts with clean, .*: at equal strength .3 regularizers", "at equal clean"],

@@ -160,4 +160,5 @@ def _judged(gap: Difference) -> str:
 
 
 def _told(point: Point) -> str:
-    return f"`{point.regularizer}` {point.mean(AUTOATTACK):.1f} % (clean {point.mean('clean'):.1f} %)"
+    attacked = point.having(AUTOATTACK)
+    return f"`{point.regularizer}` {attacked.mean(AUTOATTACK):.1f} % (clean {attacked.mean('clean'):.1f} %)"

@@ -68,20 +68,36 @@ def overview_plot(points: Sequence[Point]) -> bytes:
     return figures.to_png(figure, DPI)
 
 
-def _mark_plain(axes: Axes, spots: Sequence[tuple[float, float]]) -> None:
-    """The plain network: far above the others it would press them together, so there it stands at the edge, with its value."""
+def _mark_plain(axes: Axes, spots: Sequence[tuple[float, float]], colors: Sequence[str] = ()) -> None:
+    """Plain networks: far above the others they would press them together, so there they stand at the edge, with a value."""
     low, high = axes.get_ylim()
-    for clean, robust in spots:
-        far = bool(axes.lines) and robust > high + (high - low) / 4
-        axes.plot(clean, high if far else robust, "*", color=NONE, markersize=10, markeredgewidth=0, label="none")
-        if far:
+    far = {spot for spot in spots if axes.lines and spot[1] > high + (high - low) / 4}
+
+    def star(clean: float, robust: float, number: int) -> str:
+        color = colors[number] if colors else NONE
+        axes.plot(clean, robust, "*", color=color, markersize=10, markeredgewidth=0, label="none")
+        return color
+
+    for number, spot in enumerate(spots):
+        if spot not in far:
+            star(*spot, number)
+    low, high = axes.get_ylim()  # with those that are near
+    for number, (clean, robust) in enumerate(spots):
+        if (clean, robust) in far:
+            color = star(clean, high, number)
             axes.set_ylim(low, high + (high - low) / 12)
-            axes.annotate(f"{robust:.3g} ↑", (clean, high), (7, -3), textcoords="offset points", fontsize=8)
+            beside = (7, -3) if len(spots) == 1 else (-10, -14 - 10 * number)  # below, where others may stand beside
+            axes.annotate(f"{robust:.3g} ↑", (clean, high), beside, textcoords="offset points", fontsize=8, color=color)
 
 
 def _spots(points: Sequence[Point], threat: str) -> list[tuple[float, float]]:
     """Clean and robust error of the points that have both."""
-    return [(c, r) for p in points if (c := p.mean("clean")) is not None and (r := p.mean(threat)) is not None]
+    return [(clean, robust) for clean, robust, _ in _measured(points, threat)]
+
+
+def _measured(points: Sequence[Point], threat: str) -> list[tuple[float, float, Point]]:
+    known = [point.having(threat) for point in points]
+    return [(c, r, p) for p in known if (c := p.mean("clean")) is not None and (r := p.mean(threat)) is not None]
 
 
 def family_plot(points: Sequence[Point], threat: str) -> bytes:
@@ -91,7 +107,8 @@ def family_plot(points: Sequence[Point], threat: str) -> bytes:
     families = dict.fromkeys(point.family for point in points if point.kind != "none")
     for number, family in enumerate(sorted(families, key=place_of)):
         members = [p for p in points if p.family == family]
-        _line(axes, members, threat, title_of(family), color_of(members[0].kind), number, LINES[number % len(LINES)])
+        if _spots(members, threat):  # AutoAttack is for few
+            _line(axes, members, threat, title_of(family), color_of(members[0].kind), number, LINES[number % len(LINES)])
     _mark_plain(axes, _spots([p for p in points if p.kind == "none"], threat))
     _label(axes, threat)
     axes.set_ylabel(_unit(threat))
@@ -116,11 +133,15 @@ def _panels(title: str, curves: Sequence[Curve], tied: bool) -> bytes:
     threats = compared_threats(point for curve in curves for point in curve.points)
     figure, panels = _grid(threats, 0.2 * len(curves) + 0.3)
     for axes, threat in zip(panels, threats, strict=True):
+        plain: list[tuple[tuple[float, float], str]] = []
         for number, curve in enumerate(curves):
             color, line = (number, number) if curve.pair is None else (curve.pair, number % 2)
-            _line(axes, curve.points, threat, curve.title, f"C{color}", number, "none" if tied else LINES[line % len(LINES)])
+            if joined := [p for p in curve.points if p.kind != "none"]:
+                _line(axes, joined, threat, curve.title, f"C{color}", number, "none" if tied else LINES[line % len(LINES)])
+            plain += [(spot, f"C{color}") for spot in _spots([p for p in curve.points if p.kind == "none"], threat)]
         if tied:
             _tie(axes, curves, threat)
+        _mark_plain(axes, [spot for spot, _ in plain], [color for _, color in plain])
         _label(axes, threat)
     _legend_below(figure, panels)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
@@ -136,6 +157,7 @@ def _grid(threats: Sequence[str], more_height: float) -> tuple[Figure, list[Axes
 def _legend_below(figure: Figure, panels: Sequence[Axes], columns: int = 1) -> None:
     """Of all panels: the first may lack a curve that others have."""
     found = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    found = dict(sorted(found.items(), key=lambda item: item[0] == "none"))  # last
     figure.legend(found.values(), found.keys(), loc="outside lower center", fontsize=8, frameon=False, ncols=columns)
 
 
@@ -147,7 +169,7 @@ def _compares_variants(answer: Answer) -> bool:
 def _tie(axes: Axes, curves: Sequence[Curve], threat: str) -> None:
     """A thin line through the points of one regularizer, from variant to variant."""
     first, *others = curves
-    for start in first.points:
+    for start in [point for point in first.points if point.kind != "none"]:
         for end in [point for curve in others for point in curve.points if point.regularizer == start.regularizer]:
             x, y = ([point.mean(measure) for point in (start, end)] for measure in ("clean", threat))
             if None not in (*x, *y):
@@ -155,8 +177,7 @@ def _tie(axes: Axes, curves: Sequence[Curve], threat: str) -> None:
 
 
 def _line(axes: Axes, points: Sequence[Point], threat: str, title: str, color: str, marker: int, line: str) -> None:
-    known = [(c, r, p) for p in points if (c := p.mean("clean")) is not None and (r := p.mean(threat)) is not None]
-    known.sort(key=lambda item: (item[2].rows[0]["eta"], item[2].rows[0]["epsilon"]))
+    known = sorted(_measured(points, threat), key=lambda item: (item[2].rows[0]["eta"], item[2].rows[0]["epsilon"]))
     axes.errorbar(
         [clean for clean, _, _ in known],
         [robust for _, robust, _ in known],

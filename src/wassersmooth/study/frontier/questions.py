@@ -95,7 +95,16 @@ def laplacian_term(points: Sequence[Point], noise: Noise) -> Answer:
         if kind == "tikhonov":
             named.append((f"With {_rest(family)}, the Laplacian term", family, f"tikhonov-curvature:{rest}"))
     missing = "it takes rows of `tikhonov` and of `tikhonov-curvature` with the same radius and mass"
-    return _of_families("laplacian", "Does the Laplacian term help?", named, points, noise, missing)
+    answer = _of_families("laplacian", "Does the Laplacian term help?", named, points, noise, missing)
+    # Neither has a clean error of the other where the term makes training unsteady; eta means the same in both.
+    base = {p.regularizer: p for p in points if p.variant == base_variant(points)}
+    sentences = []
+    for subject, first, _ in named:
+        members = [p for p in base.values() if p.family == first]
+        without = [base.get(p.regularizer.replace("tikhonov", "tikhonov-curvature", 1)) for p in members]
+        if pairs := [(p, other) for p, other in zip(members, without, strict=True) if other is not None]:
+            sentences.append(_equal_strength_sentence(subject, pairs, noise))
+    return dataclasses.replace(answer, sentences=(*sentences, *answer.sentences))
 
 
 def penalty_or_step(points: Sequence[Point], noise: Noise) -> Answer:
