@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 import sys
 import threading
 import weakref
@@ -18,6 +19,7 @@ from tests.learning.steps import assert_same_step, gradients, ordinary, traced
 from tests.learning.zoo import CLASSES, batch, make, smooth_net
 from tests.robustness.small_models import Around
 from wassersmooth import PixelGraph, Wasserstein
+from wassersmooth.learning.fast import FastGradients
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.learning.tracing import compiled
@@ -407,3 +409,21 @@ def test_an_eta_that_is_learned_from_now_on_goes_the_ordinary_way(device):
     eta.requires_grad_()
     gradients(images, labels)
     assert eta.grad is not None
+
+
+@pytest.mark.parametrize(
+    "make_copy", [copy.deepcopy, lambda fast: pickle.loads(pickle.dumps(fast))], ids=["deepcopy", "pickle"]
+)
+def test_copies_prepare_themselves_anew(make_copy):
+    images, labels = batch()
+    fast = FastGradients(PENALTY, smooth_net(), compile=False, verify=False)
+    fast(images, labels)
+    twin = make_copy(fast)
+    assert (twin.run, twin.compile, twin.cuda_graph, twin.verify) == (None, False, True, False)
+    assert twin.model is not fast.model
+    with torch.no_grad():
+        for parameter in twin.model.parameters():
+            parameter.mul_(1.5)
+    assert_same(twin, PENALTY, twin.model, images, labels)
+    assert twin.run is not None
+    assert_same(fast, PENALTY, fast.model, images, labels)

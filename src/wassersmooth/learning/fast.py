@@ -82,6 +82,10 @@ class FastGradients:
         self.settled: object = None
         self.outputs: torch.Size | None = None  # the shape of what the model returns
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or one in another process, prepares itself anew: what was prepared belongs to these tensors."""
+        return type(self), (self.objective, self.model, self.compile, self.cuda_graph, self.verify)
+
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Terms:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)"""
         if self.run is None:
