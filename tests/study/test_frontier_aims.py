@@ -187,6 +187,18 @@ def test_flips_of_a_point_that_is_not_steady_on_validation_images_do_not_count(t
     assert aim(tmp_path / "frontier.json", "Wasserstein 0.5").verdict == "not measured"
 
 
+def test_a_point_that_is_hardly_steady_is_not_picked_where_another_clearly_is(tmp_path: Path) -> None:
+    for (text, flips), seed in itertools.product({"euclidean:eta=0.5": 6.45, "euclidean:eta=1": 5.0}.items(), range(3)):
+        place = fake_run(tmp_path, text, seed)
+        write_evaluation(place, made_up(text), flips + 0.03 * (seed - 1))
+        seen = json.loads((place / "validation.json").read_text())
+        (place / "validation.json").write_text(json.dumps(seen | {"flips": dict.fromkeys(("horizontal", "vertical"), flips)}))
+    gather([tmp_path], tmp_path / "frontier.json", SILENT)
+    found = aim(tmp_path / "frontier.json", "Flips")
+    assert found.sentence.startswith("`euclidean:eta=1`: 5.0 / 5.0"), found.sentence
+    assert found.verdict == "reached"
+
+
 @pytest.mark.parametrize(("rival", "verdict"), [(0.0, "reached"), (5.0, "within chance"), (9.0, "not reached")])
 def test_the_best_penalty_is_held_against_its_closest_rival(tmp_path: Path, rival: float, verdict: str) -> None:
     for eta in (0.2, 0.5, 1):
