@@ -68,9 +68,16 @@ def test_single_numbers_of_any_kind(kind):
         Normalized(nn.Identity(), kind(0.5), kind(0))
 
 
+@pytest.mark.parametrize("mean", [127.5, -0.1, [0.5, 0.5, 1.01]])
+def test_a_mean_that_no_images_have_is_refused(mean):
+    with pytest.raises(ValueError, match=r"mean must be in \[0, 1\], .*; got .*; divide mean and std of bytes by 255"):
+        Normalized(nn.Identity(), mean, 0.5 if isinstance(mean, float) else [0.5] * 3)
+    Normalized(nn.Identity(), [0.0, 1.0], [1.0, 1.0])
+
+
 def test_units_are_those_of_every_normalization_inside():
     def members(*stds):
-        return nn.ModuleList(Normalized(nn.Identity(), len(std) * [index], std) for index, std in enumerate(stds))
+        return nn.ModuleList(Normalized(nn.Identity(), len(std) * [index / len(stds)], std) for index, std in enumerate(stds))
 
     alike, other = members(STD, [0.25], [0.25, 0.25, 0.25]), members([0.25], STD, [0.1], STD)
     assert find_units(nn.Identity()) == []

@@ -23,6 +23,20 @@ def model_on(model: torch.nn.Module, images: Tensor) -> None:
         raise ValueError(f"the model is on {found} and the images are on {images.device}; move one with .to(...)")
 
 
+def explain_precision(model: torch.nn.Module, images: Tensor, error: RuntimeError) -> None:
+    """Says in words of our own what torch says where a model and its images have different precisions."""
+    others = {p.dtype for p in model.parameters() if p.is_floating_point()} - {images.dtype}
+    if not others or "type" not in str(error):  # a model may cast by itself, and fail for another reason
+        return
+    remedy = "model.float(), or a cast inside its forward" if images.dtype == torch.float32 else "images.float()"
+    if others != {torch.float32} and images.dtype != torch.float32:
+        remedy = "model.float() and images.float()"
+    raise ValueError(
+        f"the model has parameters in {', '.join(sorted(map(str, others)))} and cannot answer images in {images.dtype}; "
+        f"expected one precision; use {remedy}"
+    ) from error
+
+
 def outputs(received: object, images: int) -> None:
     """What a model returns: a tensor with one row per image."""
     if not isinstance(received, Tensor):
@@ -66,11 +80,12 @@ def class_labels(received: object, images: Tensor) -> None:
     """One class index per image, on the device of the images."""
     expected = f"an integer tensor of shape ({len(images)},), one class index per image"
     if not isinstance(received, Tensor):
-        raise ValueError(f"labels must be {expected}; got {type(received).__name__}")
+        raise ValueError(f"labels must be {expected}; got {type(received).__name__}; convert with torch.as_tensor(labels)")
     if received.shape != (len(images),) or received.dtype != torch.int64:
         one_each = received.shape == (len(images),)
         if received.is_floating_point():
-            remedy = "; an attack needs one class for each image, such as targets.argmax(1)" if received.dim() == 2 else ""
+            soft = "; an attack needs one class for each image, such as targets.argmax(1)" if received.dim() == 2 else ""
+            remedy = "; convert with .long()" if one_each else soft
         else:
             single = received.shape == (len(images), 1)
             remedy = "; convert with .long()" if one_each else "; take the dimension off with .squeeze(1)" if single else ""

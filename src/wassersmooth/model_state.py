@@ -14,6 +14,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from wassersmooth import _model_checks
+
 _turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # not on the models, which are copied and pickled
 
 
@@ -64,7 +66,11 @@ class RandomState:
 
 def answer(model: nn.Module, images: Tensor) -> Tensor:
     """What the model says to a copy of the images, since some models normalize what they are given in place."""
-    outputs: Tensor = model(images.clone())
+    try:
+        outputs: Tensor = model(images.clone())
+    except RuntimeError as error:
+        _model_checks.explain_precision(model, images, error)
+        raise
     return outputs
 
 

@@ -30,6 +30,8 @@ class Normalized(nn.Module):
         means, stds = _per_channel("mean", mean), _per_channel("std", std)
         if len(means) != len(stds):
             raise ValueError(f"mean and std must have one number per channel each; got {len(means)} and {len(stds)}")
+        if not all(0 <= mean <= 1 for mean in means):
+            raise ValueError(f"mean must be in [0, 1], as the images are; got {means}; divide mean and std of bytes by 255")
         if min(stds) <= 0:
             raise ValueError(f"std must be positive; got {min(stds):g}; a constant channel is normalized with std 1")
         self.model = model

@@ -218,3 +218,33 @@ def test_a_class_is_no_metric(objective) -> None:
     with pytest.raises(ValueError, match=r"metric must be .*Wasserstein\(") as caught:
         objective(ws.Wasserstein, 0.3)
     assert "ABCMeta" not in str(caught.value)
+
+
+ASKING = [*OBJECTIVES, ws.AdversarialTraining(ws.attacks.FGSM(0.1)), ws.attacks.FGSM(0.1), ws.attacks.Square(0.1, 5)]
+
+
+@pytest.mark.parametrize("asking", ASKING, ids=repr)
+@pytest.mark.parametrize(
+    ("of_model", "of_images", "remedy"),
+    [
+        (torch.float64, torch.float32, r"use model\.float\(\), or a cast inside its forward"),
+        (torch.float32, torch.float64, r"use images\.float\(\)"),
+        (torch.bfloat16, torch.float64, r"use model\.float\(\) and images\.float\(\)"),
+    ],
+)
+def test_two_precisions_are_told_with_a_remedy(asking, of_model, of_images, remedy) -> None:
+    images, labels = batch()
+    message = (
+        f"the model has parameters in {of_model} and cannot answer images in {of_images}; expected one precision; {remedy}$"
+    )
+    with pytest.raises(ValueError, match=message):
+        asking(Returning(lambda z: z).to(of_model), images.to(of_images), labels)
+
+
+def test_a_model_that_casts_by_itself_fails_in_its_own_words() -> None:
+    class Casting(Returning):
+        def forward(self, x: Tensor) -> object:
+            return super().forward(x.double().roll(1, 5))
+
+    with pytest.raises((RuntimeError, IndexError), match="Dimension out of range"):
+        ws.Plain()(Casting(lambda z: z).double(), *batch())

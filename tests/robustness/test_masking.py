@@ -1,5 +1,6 @@
 """Models masked by construction are found, honestly trained ones are not accused."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -233,4 +234,18 @@ def test_a_constant_model_is_reported_but_not_for_an_impossible_attack():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
     nn.init.zeros_(model[1].weight)
     found = evaluate(model, images, labels % 2, "quick", generator=torch.Generator().manual_seed(0))
-    assert {finding.name for finding in found.masking} == {"gradients_vanish"}
+    assert [finding.name for finding in found.masking] == ["one_answer_for_all", "gradients_vanish"]
+    assert "images of 2 classes get the label" in found.masking[0].evidence
+
+
+def test_a_classifier_with_one_answer_is_not_called_robust():
+    """Its gradients are fine: a hundred times as much would change its answers. Images of one class may well get one label."""
+    _, _, images, labels = digits()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with torch.no_grad():
+        model[1].bias[3] += 1000
+    found = evaluate(model, images, labels, "quick", generator=torch.Generator().manual_seed(0))
+    assert found.verdict == "learned nothing: one answer for all"
+    assert re.match(r"all of \d+ images of 10 classes get the label 3, ", found.masking[0].evidence)
+    threes = evaluate(model, images[labels == 3], labels[labels == 3], "quick", generator=torch.Generator().manual_seed(0))
+    assert threes.masking == []

@@ -329,20 +329,30 @@ def test_further_seeds_without_validation_errors_leave_the_choice_as_it_was(tmp_
         ),
         (
             "activation",
-            ["^relu in place of softplus hurts with clean, .*: at equal strength .3 regularizers", "at equal clean"],
+            [
+                "^Penalties: relu in place of softplus hurts with clean, .*: at equal strength .2 regularizers",
+                "^Penalties: relu in place of softplus hurts .*at equal clean",
+                "^The plain network: relu in place of softplus hurts .*: at equal strength .1 regularizer;",
+            ],
         ),
         (
             "epochs",
             [
-                "^Training for 100 epochs in place of 24 hurts with pixel.*at equal strength",
-                "in place of 24 hurts .*at equal clean",
-                "^Over 100 epochs, the best epoch by robust validation error in place of the last helps with .*strength",
-                "",
+                "^Penalties: training for 100 epochs in place of 24 hurts with pixel.*at equal strength",
+                "^Penalties: .*in place of 24 hurts .*at equal clean",
+                "^The plain network: training for 100 epochs in place of 24 hurts .*at equal strength",
+                "^Penalties: over 100 epochs, the best epoch by robust validation error in place of the last helps .*strength",
+                "^Penalties: over 100 epochs.* no clean error that both sides reach",
+                "^The plain network: over 100 epochs, .*at equal strength",
             ],
         ),
         (
             "augmentation",
-            ["^Augmentation by crops and flips helps with clean.*clean -7", "no clean error that both sides reach"],
+            [
+                "^Penalties: augmentation by crops and flips helps with clean.*clean -7",
+                "^Penalties: .*no clean error that both sides reach",
+                "^The plain network: augmentation by crops and flips helps",
+            ],
         ),
     ],
 )

@@ -175,7 +175,7 @@ def test_without_weights_they_are_those_of_the_factory(here: Path) -> None:
         ),
         (
             ["their_models:bare", "--dataset", "STRIPES", "--weights", "other.safetensors"],
-            "holds another model: .* differ.*their_models:bare was called with classes=3, as many as the data have$",
+            "holds another model: .* differ.*bare was called with channels=1 and classes=3, as many as the data have$",
         ),
         (
             ["their_models:bare", "--dataset", "STRIPES", "--weights", "wrapped.safetensors"],

@@ -67,7 +67,7 @@ def parameter_gradients(
     alike = dataclasses.replace(objective, eta=1.0, engine=ForwardMode(verify=False) if _is_forward_mode(engine) else engine)
     generator = torch.Generator(device=images.device).manual_seed(0)  # the same projections for every engine
     plain = torch.autocast(images.device.type, enabled=False)
-    with untouched(inner, images.device, frozen=False), plain, without_tf32(), torch.enable_grad():
+    with untouched(inner, images.device, frozen=False), plain, without_tf32(images), torch.enable_grad():
         engines.resolve(alike.engine).check(inner)
         _, penalty = alike.loss_and_penalty(inner, images, labels, generator)
         gradients = torch.autograd.grad(penalty, list(parameters.values()), allow_unused=True, materialize_grads=True)

@@ -6,6 +6,7 @@ that are compared are found in full precision.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -13,23 +14,55 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+_turn = threading.RLock()  # torch has one switch for all threads
+
 
 def tf32_allowed(images: Tensor) -> bool:
     """Whether convolutions or products of such images may be rounded to tf32."""
-    precise = torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision  # type: ignore[attr-defined]
-    return images.is_cuda and images.dtype == torch.float32 and "tf32" in precise
+    return _may_be_rounded(images) and "tf32" in [place.fp32_precision for place in _switches()]
 
 
 @contextmanager
-def without_tf32() -> Iterator[None]:
-    """Convolutions and products of float32 on CUDA in full precision."""
-    cudnn, cuda = cast(Any, torch.backends.cudnn), cast(Any, torch.backends.cuda)
-    places = cudnn.conv, cudnn.rnn, cuda.matmul
-    before = [place.fp32_precision for place in places]
-    try:
-        for place in places:
-            place.fp32_precision = "ieee"
+def without_tf32(images: Tensor) -> Iterator[None]:
+    """Convolutions and products of float32 on CUDA in full precision, for whoever computes meanwhile; one thread at a time.
+
+    Nothing is touched where these images are not rounded anyway. A switch that had its value from a more general one has it
+    of its own afterwards, which torch gives no way to take back.
+    """
+    if not _may_be_rounded(images):
         yield
-    finally:
-        for place, precision in zip(places, before, strict=True):
-            place.fp32_precision = precision
+        return
+    with _turn:
+        if not tf32_allowed(images):
+            yield
+            return
+        before = [place.fp32_precision for place in _switches()]
+        # The older switch too, where both agree: else whoever reads it meanwhile, as cudnn.flags does, gets an error.
+        older = _older_switch()
+        try:
+            if older is not None:
+                torch.backends.cudnn.allow_tf32 = False
+            for place in _switches():
+                place.fp32_precision = "ieee"
+            yield
+        finally:
+            if older is not None:
+                torch.backends.cudnn.allow_tf32 = older
+            for place, precision in zip(_switches(), before, strict=True):
+                place.fp32_precision = precision
+
+
+def _may_be_rounded(images: Tensor) -> bool:
+    return images.is_cuda and images.dtype == torch.float32
+
+
+def _switches() -> tuple[Any, ...]:
+    cudnn, cuda = cast(Any, torch.backends.cudnn), cast(Any, torch.backends.cuda)
+    return cudnn.conv, cudnn.rnn, cuda.matmul
+
+
+def _older_switch() -> bool | None:
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # torch's, where someone has mixed the two
+        return None

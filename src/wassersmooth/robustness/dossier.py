@@ -92,12 +92,6 @@ def _ask_once(model: nn.Module, images: Tensor) -> None:
             raise
         except (RuntimeError, TypeError, IndexError) as error:
             shape = " x ".join(map(str, images.shape[1:]))
-            precisions = {p.dtype for p in model.parameters() if p.is_floating_point()} - {images.dtype}
-            if precisions:
-                raise ValueError(
-                    f"the model has parameters in {', '.join(sorted(map(str, precisions)))} and cannot answer images in "
-                    f"{images.dtype}; expected one precision; measure model.float(), or cast inside its forward"
-                ) from error
             raise ValueError(
                 f"the model cannot answer images of {shape} in eval mode ({_checks.first_line(error, 120)}); convert them to "
                 "the channels and size that it was made for, or hand over another model"

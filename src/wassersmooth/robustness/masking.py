@@ -18,7 +18,7 @@ from wassersmooth.robustness.findings import Finding, comparison, percent
 from wassersmooth.robustness.intervals import beats, wilson
 from wassersmooth.robustness.measurement import Measurement, Perturbation
 from wassersmooth.robustness.noise import sign_noise
-from wassersmooth.robustness.report import FEWEST
+from wassersmooth.robustness.report import FEWEST, ONE_ANSWER
 from wassersmooth.robustness.suites import AUTOATTACK_LEVELS, Limits
 
 LEVELS = (8, 25, 64)  # sizes of the probes in 1/255; the next one only where no attack of the last one was decisive
@@ -48,7 +48,7 @@ class MaskingChecks:
 
     def run(self) -> list[Finding]:
         """All findings, each kind once; the probes behind them stay in ``probes``."""
-        found = self.probabilities_for_logits()
+        found = self.one_answer_for_all() + self.probabilities_for_logits()
         found += self.one_step_beats_many("fgsm_8_normalized", "ifgsm20_8_normalized") + self.broken_gradients()
         for levels in LEVELS:
             found += self.compare_attacks(levels)
@@ -115,6 +115,25 @@ class MaskingChecks:
                 evidence = f"the gradient is {text} on {share:.1f} % of {self.count} images (interval {low:.1f} to {high:.1f})"
                 found.append(Finding(name, evidence, {"share": share, "low": low, "high": high}))
         return found
+
+    def one_answer_for_all(self) -> list[Finding]:
+        """A model that always says the same is steady under every attack, and knows nothing."""
+
+        def answers(images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+            with torch.no_grad():
+                return scores(self.measurement.model, images).argmax(1)
+
+        known = set(self.measurement.labels[: self.count].tolist())
+        if self.count < FEWEST or len(known) == 1:
+            return []
+        given = set(self.measurement.collect("answers", answers, self.count).tolist())
+        if len(given) > 1:
+            return []
+        evidence = (
+            f"all of {self.count} images of {len(known)} classes get the label {next(iter(given))}, so that errors and flips "
+            "say nothing about robustness; train the model first, or check its weights"
+        )
+        return [Finding(ONE_ANSWER, evidence, {"images": float(self.count), "classes": float(len(known))})]
 
     def probabilities_for_logits(self) -> list[Finding]:
         """Outputs of a softmax: gradients vanish in it where it is sure, and the cross-entropy takes another one of them."""

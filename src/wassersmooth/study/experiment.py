@@ -197,6 +197,7 @@ def _measure_one(
         remedy = "; training has diverged: lower --learning-rate or eta, and train it in another --output" if diverged else ""
         raise RunStoppedError(f"{run.folder}: {error}{remedy}") from error
     if pictures and split == "test":
+        task.update(latest, "pictures")
         try:
             exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
         except (ValueError, torch.OutOfMemoryError) as error:  # what was measured must not be lost for want of pictures

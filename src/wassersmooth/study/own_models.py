@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from wassersmooth.normalized import Normalized
 from wassersmooth.study import checkpoints, data, durable, models
 from wassersmooth.study.config import Data, Evaluation, Machine, Model, RunConfig, Training
 from wassersmooth.study.errors import StudyError
@@ -55,7 +56,7 @@ def as_run(name: str, weights: Path | None, images: Data, folder: Path, screen: 
     models.require_fitting(config.model, loaded)
     model = models.build_for(config.model, loaded, config.seed).eval()
     if weights is not None:
-        _load(model, weights, name, loaded.classes)
+        _load(model, weights, name, loaded)
     readable = "-".join([name.replace(":", "-"), *([weights.stem] if weights else [])])
     content = checkpoints.digest(model.state_dict(), f"{images.dataset} {images.image_size}")
     run = Run(folder / f"{readable}-{content[:8]}", config)
@@ -76,14 +77,16 @@ def _holds(copy: Path, model: nn.Module, facts: dict[str, Any]) -> bool:
     return now == then and stored.facts == facts
 
 
-def _load(model: nn.Module, weights: Path, name: str, classes: int) -> None:
+def _load(model: nn.Module, weights: Path, name: str, loaded: data.Dataset) -> None:
     tensors = _read(weights)
     try:
         checkpoints.load_into(model, _fitted(tensors, model), weights)
     except StudyError as error:
-        wrapped = all(key.startswith("model.") or key in ("mean", "std") for key in tensors)
+        inside = all(key.startswith("model.") or key in ("mean", "std") for key in tensors)
+        wrapped = inside and not isinstance(model, Normalized)
         hint = "; they seem to be of a wassersmooth.Normalized around it: return that from the factory" if wrapped else ""
-        asked = f"{name} was called with classes={classes}, as many as the data have"
+        channels = loaded.test.images.shape[1]
+        asked = f"{name} was called with channels={channels} and classes={loaded.classes}, as many as the data have"
         raise StudyError(f"{error}; {asked}{hint}") from None
 
 

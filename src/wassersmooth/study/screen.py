@@ -85,7 +85,7 @@ class ScreenTask:
         if self.screen.progress is not None and self.bar is not None:
             self.screen.progress.update(self.bar, completed=done, done=done, total=self.total, note=note)
             return
-        regular = done == self.total or done % max(1, self.total // PLAIN_LINES) == 0
+        regular = done >= self.total - 1 or done % max(1, self.total // PLAIN_LINES) == 0  # the last part may be long
         if regular or time.monotonic() - self.said > PLAIN_SECONDS:
             self.screen.line(f"{self.name}  {done}/{self.total}  {note}")
             self.said = time.monotonic()

@@ -54,10 +54,10 @@ def compare(
     if not _within(gap, limits) and tf32_allowed(images) and not half:
         # Two roundings may end on two sides of a kink: under relu, both gradients of a penalty are percents away from the
         # exact one. So the traced one must be as near to it as the ordinary one.
-        with without_tf32():
+        with without_tf32(images):
             exact, _ = _by_autograd(objective, model, inputs, labels, names)
         own, gap = gap_between(ordinary, exact), gap_between(received, exact)
-        limits = min(max(limits[0], 2 * own.relative), TOLERANCE_LOW), min(max(limits[1], 2 * own.worst_relative), WORST_LOW)
+        limits = _as_near_as(own, limits)
     if not _within(gap, limits):
         raise RuntimeError(
             f"the traced gradient of this model is off by {100 * gap.relative:.2g} % (most in {gap.worst}): some part of "
@@ -79,6 +79,11 @@ def _by_autograd(
         found = torch.autograd.grad(sum(terms), [parameters[name] for name in names]) if names else ()  # type: ignore[arg-type]
         buffers = [buffer.detach().clone() for buffer in model.buffers()]
     return {name: g.double() for name, g in zip(names, found, strict=True)}, buffers
+
+
+def _as_near_as(own: Gap, limits: tuple[float, float]) -> tuple[float, float]:
+    """Limits for a gradient that may be twice as far from the exact one as the ordinary one is, though not anywhere."""
+    return min(max(limits[0], 2 * own.relative), TOLERANCE_LOW), min(max(limits[1], 2 * own.worst_relative), WORST_LOW)
 
 
 def _within(gap: Gap, limits: tuple[float, float]) -> bool:

@@ -14,12 +14,11 @@ from wassersmooth.study.frontier.comparison import Difference, all_clear, at_equ
 from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, Variant, base_variant, held_out, mean_over
 from wassersmooth.study.frontier.prices import relative
-from wassersmooth.study.frontier.questions import title_of
+from wassersmooth.study.frontier.questions import WITHOUT_ATTACKS, title_of
 from wassersmooth.study.regularizers import PENALTIES
 from wassersmooth.study.tables import counted
 
 REACHED, UNDECIDED, MISSED, UNKNOWN = "reached", "within chance", "not reached", "not measured"
-WITHOUT_ATTACKS = (*PENALTIES, "tikhonov", "tikhonov-curvature", "tikhonov-euclidean")
 RIVAL, AUTOATTACK = "pgd7", "autoattack_8_pixel"
 TIME = 0.5  # of the rival's
 MOST_FLIPS = {"flips_horizontal": 6.5, "flips_vertical": 8.0}  # the paper's table 2, Wasserstein, rounded

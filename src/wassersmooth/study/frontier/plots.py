@@ -28,12 +28,10 @@ class Way(NamedTuple):
 
 
 WAYS = (
-    Way("penalty, Euclidean", "#56b4e9", "o", ("euclidean", "euclidean-length", "tikhonov-euclidean")),
+    Way("penalty, Euclidean", "#56b4e9", "o", ("euclidean", "euclidean-length")),
     Way("penalty, dual norm", "#0072b2", "s", ("dual-norm", "dual-length")),
-    Way(
-        *("penalty, Wasserstein", "#d55e00", "D"),
-        ("wasserstein", "wasserstein-length", "uniform", "tikhonov", "tikhonov-curvature"),
-    ),
+    Way("penalty, Wasserstein", "#d55e00", "D", ("wasserstein", "wasserstein-length", "uniform")),
+    Way("Tikhonov", "#e69f00", "X", ("tikhonov", "tikhonov-curvature", "tikhonov-euclidean")),
     Way("noise", "#999999", "v", ("euclidean-noise", "wasserstein-noise")),
     Way("adversarial training", "#009e73", "^", ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial")),
 )

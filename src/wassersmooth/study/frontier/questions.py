@@ -14,9 +14,11 @@ from wassersmooth.study import kinds
 from wassersmooth.study.frontier.comparison import Difference, EqualClean, all_clear, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import THREATS, Point, Variant, base_variant, compared_threats
-from wassersmooth.study.regularizers import ON_A_GRAPH
+from wassersmooth.study.regularizers import ON_A_GRAPH, PENALTIES
 from wassersmooth.study.tables import counted, listed
 
+WITHOUT_ATTACKS = (*PENALTIES, "tikhonov", "tikhonov-curvature", "tikhonov-euclidean")
+SIDES = ("Penalties", "Adversarial training", "Combinations", "Noise", "The plain network")
 SAME_GEOMETRY = {"adversarial": "dual-norm", "l2-adversarial": "euclidean", "wasserstein-adversarial": "wasserstein"}
 
 
@@ -202,18 +204,32 @@ def _of_variants(
         pairs = [(p, base[p.regularizer]) for p in others if p.regularizer in base]
         if not pairs:
             continue
-        sentences.append(_equal_strength_sentence(subject, pairs, noise))
-        both = [
-            ([p for p in others if p.family == family], [p for p in base.values() if p.family == family])
-            for family in dict.fromkeys(p.family for p in others)
-        ]
-        sentences.append(_equal_clean_sentence(subject, both, noise, at_first=True))
+        found = {_side(p) for p, _ in pairs}  # what helps one may hurt another
+        for side in filter(found.__contains__, SIDES):
+            told = f"{side}: {subject[0].lower()}{subject[1:]}" if len(found) > 1 else subject
+            sentences.append(_equal_strength_sentence(told, [pair for pair in pairs if _side(pair[0]) == side], noise))
+            both = [
+                ([p for p in others if p.family == family], [p for p in base.values() if p.family == family])
+                for family in dict.fromkeys(p.family for p in others if p.kind != "none" and _side(p) == side)
+            ]
+            if both:
+                sentences.append(_equal_clean_sentence(told, both, noise, at_first=True))
         curves.append(Curve(str(variant), tuple(p for p, _ in pairs)))
         compared |= {p.regularizer for p, _ in pairs}
     if not curves:
         return Answer(name, question, (f"Not answered yet: {missing}.",), ())
     known = Curve(str(usual), tuple(p for p in points if p.variant == usual and p.regularizer in compared))
     return Answer(name, question, tuple(sentences), (known, *curves))
+
+
+def _side(point: Point) -> str:
+    """Which way of training a point is, roughly: one of :data:`SIDES`."""
+    penalty, attack, both, noise, plain = SIDES
+    if point.kind == "none":
+        return plain
+    if point.kind in WITHOUT_ATTACKS:
+        return penalty
+    return both if "+" in point.kind else noise if point.kind.endswith("-noise") else attack
 
 
 def _equal_clean_sentence(

@@ -165,7 +165,10 @@ def _masking(study: Study) -> str:
     verdicts = [str(run.evaluation["verdict"]) for run in study.runs if run.evaluation and "verdict" in run.evaluation]
     if not verdicts:
         return ""
-    masked = sum(verdict != UNMASKED for verdict in verdicts)
+    masked, unmasked = sum(v.startswith("masked") for v in verdicts), sum(v == UNMASKED for v in verdicts)
+    if not masked and unmasked < len(verdicts):  # too few images, or a network that learned nothing
+        found = f"The checks found no sign of gradient masking in {unmasked} of {len(verdicts)} evaluated runs"
+        return f"{found}; of the others they say nothing."
     if not masked:
         return (
             f"The checks found no sign of gradient masking in any of the {len(verdicts)} evaluated runs."
