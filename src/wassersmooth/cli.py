@@ -58,7 +58,7 @@ def _run(given: list[str]) -> int:
     except MissingExtraError as error:
         return _complain(str(error), 2)
     except KeyboardInterrupt:
-        return _complain("interrupted; the same command goes on from the last checkpoint", 130)
+        return _complain("interrupted; what was finished is saved, and the same command goes on from there", 130)
     return 0
 
 

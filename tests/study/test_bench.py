@@ -164,17 +164,59 @@ def test_a_step_moves_the_weights_and_the_objectives_are_what_they_are_called() 
     assert [objective_of(f"wasserstein_r{r}", (8, 8)).metric.graph.radius for r in (2, 4, 8)] == [2, 4, 8]  # type: ignore[attr-defined]
 
 
-def test_what_cannot_be_compiled_is_timed_as_it_is_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refusing:
-        def __init__(self, *_: object, **__: object) -> None: ...
+class Refusing:
+    def __init__(self, *_: object, **__: object) -> None: ...
 
-        def __call__(self, *_: object) -> None:
-            raise RuntimeError("no such kernel\nand a long story")
+    def __call__(self, *_: object) -> None:
+        raise RuntimeError("no such kernel\nand a long story")
 
-    monkeypatch.setattr(steps, "FastGradients", Refusing)
+
+class RefusingAtOnce:
+    def __init__(self, *_: object, **__: object) -> None:
+        raise RuntimeError("no such kernel\nand a long story")
+
+
+@pytest.mark.parametrize("kind", [Refusing, RefusingAtOnce])
+def test_what_cannot_be_compiled_is_timed_as_it_is_and_says_so(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "FastGradients", kind)
     step = make_step("wasserstein_r4", setup_of(compile=True, model="small"))
     assert (step.engine, step.note) == ("double backward", "FastGradients: RuntimeError: no such kernel")
     step.work()
+
+
+def test_a_network_without_a_fast_way_costs_no_other_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (steps, accuracy):
+        monkeypatch.setattr(module, "FastGradients", RefusingAtOnce)
+    path = tmp_path / "bench.json"
+    assert cli.main([*QUICK, "--only", "step", "accuracy", "--compile", "True", "--output", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "euclidean: double backward, not the fast way; FastGradients: RuntimeError: no such kernel" in out
+    assert "accuracy: not measured, no such kernel" in out
+    assert json.loads(path.read_text())["accuracy"] is None
+
+
+def test_an_interrupted_bench_keeps_its_finished_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "bench.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(accuracy, "gradient_errors", interrupted)
+        assert cli.main([*QUICK, "--only", "operator", "accuracy", "step", "--output", str(path)]) == 130
+    assert f"{path} keeps what was measured; --only accuracy step measures the rest" in capsys.readouterr().out
+    kept = json.loads(path.read_text())
+    assert list(kept["parts"]) == ["operator"]
+    assert kept["operator"]
+
+
+def test_a_strength_at_which_the_step_diverges_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--only", "step", "--regularizers", "euclidean:eta=1e30", "--output", str(tmp_path / "bench.json")]
+    assert cli.main([*QUICK, *arguments]) != 0
+    assert "take a smaller eta in --regularizers" in capsys.readouterr().err
 
 
 def test_the_compiled_way_is_taken_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

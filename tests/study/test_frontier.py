@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from study.fake_frontier import IMAGES, SILENT, add_autoattack, fake_run, write_evaluation
 
 from wassersmooth.cli import main
@@ -349,9 +350,9 @@ def test_further_seeds_without_validation_errors_leave_the_choice_as_it_was(tmp_
         (
             "augmentation",
             [
-                "^Penalties: augmentation by crops and flips helps with clean.*clean -7",
+                "^Penalties: augmentation by crops and flips moves clean error by -7.0, too far to compare the rest: ",
                 "^Penalties: .*no clean error that both sides reach",
-                "^The plain network: augmentation by crops and flips helps",
+                "^The plain network: augmentation by crops and flips moves clean error by -6.9",
             ],
         ),
     ],
@@ -465,12 +466,28 @@ def test_kinds_of_a_later_version_are_shown(tmp_path: Path) -> None:
     assert "hyperbolic, radius 2.5, adaptive" in write_page(results).read_text()
 
 
+def test_plain_networks_far_above_stand_at_the_edge_and_press_nothing_together() -> None:
+    axes = Figure().add_subplot()
+    axes.plot([15, 25], [30.0, 40.0])
+    plots._mark_plain(axes, [(14.0, 99.0), (16.0, 38.0)], ["C0", "C1"])
+    assert axes.get_ylim()[1] < 43
+    assert [text.get_text() for text in axes.texts] == ["99 ↑"]
+    near, far = (line.get_ydata()[0] for line in axes.lines[1:])  # those that are near are drawn first
+    assert (near, far < 43) == (38, True)
+    assert [line.get_color() for line in axes.lines[1:]] == ["C1", "C0"]
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda row: 3, "expected an object, got int"),
         (lambda row: {k: v for k, v in row.items() if k not in ("epsilon", "errors")}, "without epsilon, errors"),
         (lambda row: row | {"errors": row["errors"] | {"clean": math.nan}}, "clean is nan"),
+        (lambda row: row | {"errors": row["errors"] | {"clean": None}}, "clean is None"),
+        (lambda row: row | {"validation": None}, "validation is no object with errors"),
+        (lambda row: row | {"validation": {"errors": {"clean": math.nan}}}, "clean is nan"),
+        (lambda row: row | {"flips": {"vertical": 3.0}}, "flips of vertical alone"),
+        (lambda row: row | {"wrong": {"made up": "AA"}}, "images of made up are not counted"),
     ],
 )
 def test_a_damaged_row_is_named(tmp_path: Path, damage: Callable[[dict[str, Any]], Any], message: str) -> None:

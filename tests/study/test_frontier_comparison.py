@@ -19,7 +19,7 @@ from wassersmooth.study.frontier import comparison
 from wassersmooth.study.frontier.comparison import Difference, EqualClean, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier.gathering import Frontier, gather
 from wassersmooth.study.frontier.noise import Noise
-from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, points_of
+from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, front, points_of
 
 USUAL = {"activation": "softplus", "augment": False, "epochs": 24, "patience": None, "patience_on": "clean"}
 KNOWN_NOISE = Noise({"clean": 0.4**2 / (20 * 80), STRONGEST: 0.8**2 / (75 * 25)}, {}, {"clean": 20, STRONGEST: 20})
@@ -133,7 +133,8 @@ def test_a_sentence_is_wrong_once_in_twenty_times_over_all_its_threats() -> None
     assert set(comparison.all_clear(mixed)) == {"a"}
     assert set(comparison.all_clear({"a": Difference(9, 1), "b": Difference(2.3, 1)})) == {"a", "b"}
     assert not Difference(0, 0).clear
-    assert Difference(1, 0).clear
+    assert not Difference(1, 0).clear, "without any spread, chance cannot be told"
+    assert Difference(1, 0.01).clear
 
 
 def test_a_collapsed_seed_does_not_hide_the_others() -> None:
@@ -147,6 +148,46 @@ def test_a_collapsed_seed_does_not_hide_the_others() -> None:
     assert noise.freedom[STRONGEST] == 40
     assert noise.spread(points[0], STRONGEST) == pytest.approx(0.8 / math.sqrt(2), rel=0.4)
     assert noise.spread(points[-1], STRONGEST) == pytest.approx(29 / 2, rel=0.01)
+    assert noise.degrees(points[:3], STRONGEST) == 40
+    assert noise.degrees(points[-3:], STRONGEST) == 1, "its own spread is that of two seeds"
+    collapsed = comparison.at_equal_strength([(points[-1], points[0])], STRONGEST, noise)
+    assert collapsed is not None
+    assert collapsed.freedom == 1
+
+
+def test_autoattack_on_few_seeds_has_the_luck_of_the_attack_of_its_size() -> None:
+    chance = random.Random(0)
+
+    def rows(with_autoattack: int) -> list[dict[str, object]]:
+        found = [{STRONGEST: chance.gauss(66, 1.5)} for _ in range(2)]
+        errors = [{**one, "autoattack_8_pixel": one[STRONGEST]} if k < with_autoattack else one for k, one in enumerate(found)]
+        return [{"errors": one, "flips": {}, "intervals": {}} for one in errors]
+
+    lent = Noise.of([Point(tuple(rows(1))) for _ in range(30)])
+    assert lent.seeds["autoattack_8_pixel"] == lent.seeds[STRONGEST] > 0
+    assert lent.freedom["autoattack_8_pixel"] == 30
+    assert "autoattack_8_pixel" not in lent.from_images
+    own = Noise.of(
+        [Point(tuple(rows(2))) for _ in range(30)] + [Point(({"errors": {STRONGEST: 50.0}, "flips": {}, "intervals": {}},))]
+    )
+    assert own.seeds["autoattack_8_pixel"] == pytest.approx(own.seeds[STRONGEST])
+
+
+def test_clean_error_is_that_of_the_runs_with_the_measure() -> None:
+    """The networks that were attacked lie on one curve; the second seeds cost more clean error, and were not attacked."""
+
+    def point(clean: float, robust: float, second: float) -> Point:
+        made = {"flips": {}, "intervals": {}, "eta": clean, "epsilon": 0.0}
+        return Point(({"errors": {"clean": clean, "elastic_1.5": robust}, **made}, {"errors": {"clean": second}, **made}))
+
+    sides = [[point(c, 100 - 2 * c, c + more) for c in (15.0, 20.0, 25.0, 30.0)] for more in (6.0, 0.0)]
+    noise = Noise({"clean": 1e-4, "elastic_1.5": 1e-4}, {}, {"clean": 9, "elastic_1.5": 9})
+    found = at_equal_clean(*sides, "elastic_1.5", noise)
+    assert found is not None
+    assert found.difference.mean == pytest.approx(0, abs=0.3)
+    assert sides[0][0].having("elastic_1.5").mean("clean") == 15
+    assert sides[0][0].having("flips").mean("clean") == 18, "all runs where none has it"
+    assert front(sides[0], "elastic_1.5") == sides[0]
 
 
 def wobbling(count: int, seeds: int, gap: float, chance: random.Random) -> list[Point]:
@@ -179,8 +220,8 @@ def test_the_standard_error_at_equal_clean_error_is_the_spread_of_many_studies(g
 
 def test_few_seeds_ask_for_larger_differences() -> None:
     scales = {"clean": 0.01, "elastic_1.5": 0.01}
-    assert Noise(scales, {}, {"clean": 30, "elastic_1.5": 3}).degrees("clean", "elastic_1.5") == 3
-    assert Noise(scales, {}, {"clean": 0, "elastic_1.5": 7}).degrees("clean", "elastic_1.5") == 7
+    assert Noise(scales, {}, {"clean": 30, "elastic_1.5": 3}).degrees([], "clean", "elastic_1.5") == 3
+    assert Noise(scales, {}, {"clean": 0, "elastic_1.5": 7}).degrees([], "clean", "elastic_1.5") == 7
     assert [Difference(t, 1, freedom=3).clear for t in (3.18, 3.19)] == [False, True]  # the quantile is 3.182
     assert [Difference(t, 1).clear for t in (1.95, 1.97)] == [False, True]
 

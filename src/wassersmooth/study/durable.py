@@ -38,6 +38,16 @@ def write_json(path: Path, content: Any) -> None:
     write(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
+def try_writing(path: Path) -> None:
+    """Complains before the work whose result could not be written to this path."""
+    aside = aside_of(path)
+    try:
+        aside.touch()
+        aside.unlink()
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
 def append_line(path: Path, line: str) -> None:
     """One more line, flushed to the disk. A kill may leave a part of it, which whoever reads the file must expect."""
     try:

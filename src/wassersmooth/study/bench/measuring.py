@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from wassersmooth._checks import NotFiniteError, first_line
 from wassersmooth.study import acceleration, checkpoints, data, durable, provenance
 from wassersmooth.study.bench import accuracy, operator, profile
 from wassersmooth.study.bench.steps import (
@@ -78,6 +79,7 @@ def bench(setup: Setup, options: Options, training: Path | None, path: Path, thr
     durable.make_folder(path.parent)  # before minutes of work, not after them
     if path.is_dir():
         raise StudyError(f"--output needs a file such as bench.json; got {path}, which is a folder; choose a name in it")
+    durable.try_writing(path)
     trained = None if training is None else training_record(training)
     acceleration.apply_settings(Machine(threads=threads, precision=setup.precision))  # type: ignore[arg-type]
     setup.network()  # a name that means nothing shows here
@@ -88,7 +90,7 @@ def bench(setup: Setup, options: Options, training: Path | None, path: Path, thr
     report: dict[str, Any] = {"hardware": provenance.hardware(setup.device), "torch": facts["versions"]["torch"], **made}
     report |= {key: facts[key] for key in ("versions", "cuda", "threads")}
     report |= {"settings": setup.describe() | {"repeats": options.repeats, "quick": options.quick}}
-    report |= _kept(path, report, options, screen) | {"limit": {name: SWEEPS[name] / PLAIN_SWEEPS for name in CASES}}
+    report |= _kept(path, report, screen) | {"limit": {name: SWEEPS[name] / PLAIN_SWEEPS for name in CASES}}
     measures: dict[Part, Callable[[], dict[str, Any]]] = {
         "step": lambda: _steps(setup, options, screen),
         "profile": lambda: {"profile": _profile(setup, screen)},
@@ -102,13 +104,23 @@ def bench(setup: Setup, options: Options, training: Path | None, path: Path, thr
         screen.line(f"{', '.join(asked)}: not measured, CUDA only")
     with screen.bars():
         for part in options.only:
-            report |= measures[part]()
+            try:
+                report |= measures[part]()
+            except NotFiniteError as error:
+                raise StudyError(f"bench: {error}; take a smaller eta in --regularizers") from error
+            except KeyboardInterrupt:
+                left = options.only[options.only.index(part) :]
+                screen.line(f"{path} keeps what was measured; --only {' '.join(left)} measures the rest")
+                raise
             report["parts"][part] = made
-    report["training"] = trained or report["training"]
-    report |= {"goals": goals(report), "unsteady": unsteady(report)}
-    durable.write_json(path, report)
+            report["training"] = trained or report["training"]
+            report |= {"goals": goals(report), "unsteady": unsteady(report)}
+            durable.write_json(path, report)  # each part by itself: whoever interrupts the next one keeps it
     for table in tables(report):
         screen.table(table.title, table.columns, table.rows)
+    for name, how in (report["engine"] or {}).items():
+        if how.get("note"):
+            screen.line(f"{name}: {how['engine']}, not the fast way; {how['note']}")
     if report["unsteady"]:
         screen.line(
             f"unsteady, so not to be trusted: {', '.join(report['unsteady'])}; stop what else runs here and measure again"
@@ -184,9 +196,13 @@ def _profile(setup: Setup, screen: Screen) -> dict[str, Any] | None:
     return found
 
 
-def _accuracy(setup: Setup, screen: Screen) -> dict[str, Any]:
+def _accuracy(setup: Setup, screen: Screen) -> dict[str, Any] | None:
     tell = _Telling(screen, "accuracy", accuracy.BATCHES)
-    found = accuracy.gradient_errors(setup, tell)
+    try:
+        found = accuracy.gradient_errors(setup, tell)
+    except (RuntimeError, ValueError) as error:  # a network of the user's own may have no fast way
+        screen.line(f"accuracy: not measured, {first_line(error, 200)}")
+        return None
     tell.end()
     return found
 
@@ -231,8 +247,8 @@ def _throughput(setup: Setup, options: Options, screen: Screen) -> dict[str, Any
     return result | {"study": {"runs": len(TOGETHER), "of": list(TOGETHER), "ms_per_step_per_run": each["study"]}}
 
 
-def _kept(path: Path, report: dict[str, Any], options: Options, screen: Screen) -> dict[str, Any]:
-    """What an earlier command on this machine, with these settings, has measured of the other parts."""
+def _kept(path: Path, report: dict[str, Any], screen: Screen) -> dict[str, Any]:
+    """What an earlier command on this machine, with these settings, has measured: each part until it is measured anew."""
     empty: dict[str, Any] = {"step": None, "ratio": None, "quartiles": None, "engine": None, "operator": None, "training": None}
     empty |= {"profile": None, "accuracy": None, "memory": None, "throughput": None, "parts": {}}
     if not path.is_file():
@@ -242,8 +258,7 @@ def _kept(path: Path, report: dict[str, Any], options: Options, screen: Screen) 
     if other:
         screen.line(f"{path}: what was there has other {' and other '.join(other)}, and is replaced")
         return empty
-    kept = {key: old.get(key, value) for key, value in empty.items()}
-    return kept if set(options.only) != set(PARTS) else empty | {"training": kept["training"]}
+    return {key: old.get(key, value) for key, value in empty.items()}
 
 
 def _look_at(study: Study) -> tuple[int, int, int, int]:

@@ -147,10 +147,12 @@ def make_step(case: str, setup: Setup) -> Step:
     way = "double backward" if isinstance(objective, GradientPenalty) else "eager"
     if case in ORDINARY or not setup.compile:  # untraced kernels are faster than traced ones that nobody fuses
         return Step(stepping(ordinary), parameters, way)
-    fast = FastGradients(objective, model, compile=True, cuda_graph=False)
-    step = Step(stepping(lambda: fast(images, labels)), parameters, "FastGradients, compiled")
     try:
+        fast = FastGradients(objective, model, compile=True, cuda_graph=False)
+        step = Step(stepping(lambda: fast(images, labels)), parameters, "FastGradients, compiled")
         step.work()
+    except _checks.NotFiniteError:
+        raise
     except Exception as error:  # a network of the user's own may not be traceable, and a compiler fails as it likes
         return Step(stepping(ordinary), parameters, way, note=f"FastGradients: {_reason(error)}")
     return step

@@ -112,7 +112,10 @@ def _flips(mine: Sequence[Point], noise: Noise) -> Aim | None:
     least = "clean" if steady else "flips"
     best, _ = min(steady or penalties, key=lambda pair: mean_over(pair[1], [least]))
     flips = {axis: mean_over(best, [axis]) for axis in MOST_FLIPS}
-    gaps = [Difference(flips[axis] - most, noise.spread(best, axis), noise.degrees(axis)) for axis, most in MOST_FLIPS.items()]
+    gaps = [
+        Difference(flips[axis] - most, noise.spread(best, axis), noise.degrees([best], axis))
+        for axis, most in MOST_FLIPS.items()
+    ]
     verdicts = {_judged(gap) for gap in gaps}  # both axes have to be steady, and one that is not is enough
     verdict = MISSED if MISSED in verdicts else UNDECIDED if UNDECIDED in verdicts else REACHED
     if UNSEEDED & noise.from_images:  # as wherever flips are compared

@@ -39,10 +39,8 @@ class Difference:
     @property
     def chance(self) -> float:
         """How often chance alone makes as large a difference, or a larger one."""
-        if math.isnan(self.error):  # chance cannot be told
+        if math.isnan(self.error) or self.error == 0:  # chance cannot be told: it moves everything
             return 1.0
-        if self.error == 0:
-            return float(self.mean == 0)
         return chance(self.mean / self.error, self.freedom)
 
     @property
@@ -116,7 +114,7 @@ def at_equal_clean(
     if np.isfinite(draws).sum() < 2:  # they meet by coincidence, as two single points do, and chance cannot be told
         return None
     shift, error = float(np.nanmean(draws)) - gap, float(np.nanstd(draws, ddof=1))
-    difference = Difference(gap - shift, error, noise.degrees("clean", threat))
+    difference = Difference(gap - shift, error, noise.degrees([*here, *there], "clean", threat))
     return EqualClean(found.places[0], found.places[-1], difference, draws)
 
 
@@ -127,11 +125,12 @@ def at_equal_strength(pairs: Sequence[tuple[Point, Point]], measure: str, noise:
         return None
     drawn = np.mean([noise.moved(p, measure) - noise.moved(q, measure) for _, p, q in known], axis=0)
     mean = math.fsum(gap for gap, _, _ in known) / len(known)
-    return Difference(mean, float(drawn.std(ddof=1)), noise.degrees(measure))
+    return Difference(mean, float(drawn.std(ddof=1)), noise.degrees([point for _, *pair in known for point in pair], measure))
 
 
 def worth_comparing(side: Sequence[Point], threat: str) -> list[Point]:
-    """All that were measured, except those weaker than the point with the least clean error and no better in robust error.
+    """All that were measured, as the runs of that measure are, except those weaker than the point with the least clean error
+    and no better in robust error.
 
     A little of a regularizer may lower clean error too. Between stronger points of the same clean error, the weaker ones would
     make a curve that goes up and down.
@@ -140,7 +139,7 @@ def worth_comparing(side: Sequence[Point], threat: str) -> list[Point]:
     def strength(point: Point) -> tuple[float, float]:
         return point.rows[0]["eta"], point.rows[0]["epsilon"]
 
-    known = [p for p in side if p.values("clean") and p.values(threat)]
+    known = [p.having(threat) for p in side if p.values("clean") and p.values(threat)]
     if not known:
         return []
     least = min(known, key=lambda p: mean_over(p, ["clean"]))

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wassersmooth.study.frontier.comparison import Difference, EqualClean, all_clear, at_equal_clean, worth_comparing
+from wassersmooth.study.frontier.comparison import CURVE, Difference, EqualClean, all_clear, at_equal_clean, worth_comparing
 from wassersmooth.study.frontier.noise import UNSEEDED, Noise
-from wassersmooth.study.frontier.points import THREATS, Point, base_variant, compared_threats
+from wassersmooth.study.frontier.points import THREATS, Point, base_variant, compared_threats, mean_over
 from wassersmooth.study.frontier.prices import relative
 from wassersmooth.study.frontier.questions import place_of, title_of
 from wassersmooth.study.tables import markdown_table
@@ -52,9 +52,16 @@ def standings(points: Sequence[Point]) -> list[Standing]:
     for family in sorted(members, key=place_of):
         found = {t: met for t in threats if (met := at_equal_clean(members[family], reference, t, noise)) is not None}
         if found:
-            compared = max(len(worth_comparing(members[family], threat)) for threat in found)
+            compared = max(_compared(members[family], threat, met) for threat, met in found.items())
             result.append(Standing(family, compared, found))
     return result
+
+
+def _compared(members: Sequence[Point], threat: str, met: EqualClean) -> int:
+    """How many points say something: too few for a curve are compared by themselves."""
+    known = worth_comparing(members, threat)
+    inside = [p for p in known if met.low - 1e-6 <= mean_over(p, ["clean"]) <= met.high + 1e-6]
+    return len(known) if len(known) >= CURVE else len(inside)
 
 
 def clear_of(found: Sequence[Standing], undecided: Collection[str]) -> set[tuple[str, str]]:

@@ -166,8 +166,19 @@ def _damage(row: object) -> str | None:
         return f"expected an object, got {type(row).__name__}"
     if missing := [name for name in REQUIRED if name not in row]:
         return f"without {', '.join(missing)}"
-    values = [*row["errors"].items(), *row["flips"].items()]
-    return next((f"{name} is {value}" for name, value in values if not math.isfinite(value)), None)
+    seen = row.get("validation", {"errors": {}})
+    if not isinstance(seen, dict) or not isinstance(seen.get("errors"), dict):
+        return "validation is no object with errors"
+    if len(row["flips"]) == 1:
+        return f"flips of {next(iter(row['flips']))} alone"
+    if unknown := [name for name in row.get("wrong", {}) if name not in row["images"]]:
+        return f"images of {unknown[0]} are not counted"
+    values = [pair for found in (row["errors"], row["flips"], seen["errors"], seen.get("flips", {})) for pair in found.items()]
+    return next((f"{name} is {value}" for name, value in values if not _is_finite(value)), None)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _rounded(values: dict[str, float]) -> dict[str, float]:

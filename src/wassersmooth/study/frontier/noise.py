@@ -21,6 +21,8 @@ NORMAL = 1.96
 FREEDOM = 3  # seeds beyond the first, over all points, that a spread can be told from
 MEDIAN = 0.455  # of the square of a normal variable, whose mean is 1
 OUTLIER = 20.0  # times the usual variance: a seed that collapsed, as FGSM training may, says nothing of other points
+# AutoAttack, which is slow, is run on few seeds: it has the luck of the attack of its size that comes nearest to it.
+LENT = {"autoattack_8_pixel": "multitargeted20_8_pixel", "autoattack_2_pixel": "pgd20_margin_2_pixel"}
 UNSEEDED = frozenset({"flips", *FLIPS})  # differ more from seed to seed than from image to image: images decide nothing
 DRAWS = 2000
 WHICH = ("regularizer", "seed", "activation", "augment", "epochs", "patience")  # tell runs apart
@@ -42,6 +44,7 @@ class Noise:
         freedom: the degrees of freedom of the seeds; 0 for what the images alone tell.
         paired: whether all rows are about the same images.
         both: how much of the variance over seeds is that of seeds and images together, where rows say which images are wrong.
+        lent: the measures whose seeds are those of another one, by :data:`LENT`.
     """
 
     seeds: dict[str, float]
@@ -49,17 +52,20 @@ class Noise:
     freedom: dict[str, int]
     paired: bool = False
     both: dict[str, float] = field(default_factory=dict)
+    lent: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, points: Sequence[Point]) -> Noise:
         names = [name for name in ("clean", *THREATS, *FLIPS) if any(point.values(name) for point in points)]
         pooled = {name: found for name in names if (found := _over_seeds(points, name)) is not None}
+        lent = {name: other for name, other in LENT.items() if name in names and name not in pooled and other in pooled}
+        pooled |= {name: pooled[other] for name, other in lent.items()}
         seeds, images = {name: variance for name, (variance, _) in pooled.items()}, {n: _from_images(points, n) for n in names}
         freedom = dict.fromkeys(names, 0) | {name: degrees for name, (_, degrees) in pooled.items()}
         subjects = {row.get("test_sha256") if "wrong" in row else None for point in points for row in point.rows}
         paired = len(subjects) == 1 and None not in subjects
-        both = {name: _over_both(points, name) for name in seeds} if paired else {}
-        return cls(seeds, images, freedom, paired, both)
+        both = {name: _over_both(points, lent.get(name, name)) for name in seeds} if paired else {}
+        return cls(seeds, images, freedom, paired, both, tuple(lent))
 
     @property
     def from_images(self) -> set[str]:
@@ -83,16 +89,23 @@ class Noise:
         mean += sum(deviations(row["wrong"][measure], row["images"][measure]) for row in rows) / len(rows)
         return mean
 
-    def degrees(self, *measures: str) -> int:
-        """Of freedom, of the measure with the fewest."""
-        return fewest(self.freedom.get(name, 0) for name in measures)
+    def degrees(self, points: Iterable[Point], *measures: str) -> int:
+        """Of freedom, of the measure with the fewest; a point that has its own spread has its own few seeds alone."""
+        own = [len(p.values(name)) - 1 for p in points for name in measures if self._own(p, name) is not None]
+        return fewest([*own, *(self.freedom.get(name, 0) for name in measures)])
+
+    def _own(self, point: Point, measure: str) -> float | None:
+        """The variance of a point whose seeds are far more apart than is usual; None for all others."""
+        values = point.values(measure)
+        own = statistics.variance(values) if measure in self.seeds and len(values) > 1 else 0.0
+        usual = self.seeds.get(measure, 0.0) * _unit(measure, mean_over(point, [measure]))
+        return own if own > OUTLIER * usual else None
 
     def _over_seeds(self, point: Point, measure: str) -> float:
-        values = point.values(measure)
-        usual = self.seeds.get(measure, 0.0) * _unit(measure, mean_over(point, [measure]))
-        own = statistics.variance(values) if measure in self.seeds and len(values) > 1 else 0.0
-        again = self.both.get(measure, 0.0) * _unit(measure, mean_over(point, [measure]))
-        return math.sqrt(max(0.0, (own if own > OUTLIER * usual else usual) - again) / len(values))
+        unit = _unit(measure, mean_over(point, [measure]))
+        usual, again = (spread.get(measure, 0.0) * unit for spread in (self.seeds, self.both))
+        own = self._own(point, measure)
+        return math.sqrt(max(0.0, (usual if own is None else own) - again) / len(point.values(measure)))
 
     def _over_images(self, point: Point, measure: str) -> float:
         return math.sqrt(self.images.get(measure, 0.0) * _unit(measure, mean_over(point, [measure])))

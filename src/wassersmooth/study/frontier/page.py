@@ -163,6 +163,8 @@ def _reading(noise: Noise) -> str:
         source = "test images alone, the same for all points, for want of seeds: another seed may move a point as much"
     elif unseeded:
         source += f" (for {', '.join(unseeded)}: test images alone, for want of seeds)"
+    if lent := [measures[name] for name in noise.lent]:
+        source += f"; {listed(lent)}, on few seeds: with the spread over seeds of the attack of its size"
     if explained := [measures[n] for n, part in noise.both.items() if n in measures and part >= noise.seeds[n]]:
         source += f"; at {listed(explained)} the images explain all that seeds differ by"
     return (

@@ -169,9 +169,9 @@ def _tie(axes: Axes, curves: Sequence[Curve], threat: str) -> None:
     first, *others = curves
     for start in [point for point in first.points if point.kind != "none"]:
         for end in [point for curve in others for point in curve.points if point.regularizer == start.regularizer]:
-            x, y = ([point.mean(measure) for point in (start, end)] for measure in ("clean", threat))
-            if None not in (*x, *y):
-                axes.plot(x, y, color="0.6", linewidth=0.6, zorder=0)  # type: ignore[arg-type]
+            spots = _spots([start, end], threat)
+            if len(spots) == 2:
+                axes.plot(*zip(*spots, strict=True), color="0.6", linewidth=0.6, zorder=0)
 
 
 def _line(axes: Axes, points: Sequence[Point], threat: str, title: str, color: str, marker: int, line: str) -> None:

@@ -155,7 +155,9 @@ def fronts(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 def front(points: Iterable[Point], threat: str) -> list[Point]:
     """The points that no other one beats, by rising clean error and so by falling robust error."""
-    known = [(c, r, p) for p in points if (c := p.mean("clean")) is not None and (r := p.mean(threat)) is not None]
+    known = [
+        (c, r, p) for p in points if (c := p.having(threat).mean("clean")) is not None and (r := p.mean(threat)) is not None
+    ]
     return [known[i][2] for i in undominated([(clean, robust) for clean, robust, _ in known])]
 
 

@@ -1,7 +1,7 @@
 """The questions that a frontier settles. Each picks the points that answer it and says in sentences what they say.
 
-Families are compared at equal clean error. Variants of the whole harness (activation, epochs,
-augmentation) are compared at equal strength as well, since clean error itself moves there.
+Families are compared at equal clean error. Variants of the whole harness (activation, epochs, augmentation), and a term with
+and without which eta means the same, are compared at equal strength as well, since clean error itself moves there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from wassersmooth.study import kinds
 from wassersmooth.study.frontier.comparison import Difference, EqualClean, all_clear, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier.noise import UNSEEDED, Noise
-from wassersmooth.study.frontier.points import THREATS, Point, Variant, base_variant, compared_threats
+from wassersmooth.study.frontier.points import MORE_CLEAN, THREATS, Point, Variant, base_variant, compared_threats
 from wassersmooth.study.regularizers import ON_A_GRAPH, PENALTIES
 from wassersmooth.study.tables import counted, listed
 
@@ -256,7 +256,9 @@ def _equal_strength_sentence(subject: str, pairs: Sequence[tuple[Point, Point]],
     measures = ["clean", *compared_threats(everyone)]
     found = {m: gap for m in measures if (gap := at_equal_strength(pairs, m, noise)) is not None}
     where = f"{counted(len(pairs), 'regularizer')}; {_seeds(everyone)}"
-    return f"{subject} {_verdict(found, noise)}: at equal strength ({where}) {_figures(found)}."
+    far = "clean" in found and abs(found["clean"].mean) > MORE_CLEAN
+    verdict = f"moves clean error by {found['clean'].mean:+.1f}, too far to compare the rest" if far else _verdict(found, noise)
+    return f"{subject} {verdict}: at equal strength ({where}) {_figures(found)}."
 
 
 def _kept(variant: Variant) -> str:
