@@ -31,6 +31,14 @@ def test_plain_lines_are_few_and_end_with_the_last() -> None:
     assert len(lines) == 5
 
 
+def test_the_last_of_a_few_parts_is_announced() -> None:
+    plain, out = screen(False)
+    task = plain.task("measuring", 10)
+    for done in range(1, 11):
+        task.update(done, f"part {done + 1}")
+    assert out.getvalue().splitlines()[-2:] == ["measuring  9/10  part 10", "measuring  10/10  part 11"]
+
+
 def test_slow_work_has_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, out = screen(False)
     task, times = plain.task("run", 200), itertools.count(time.monotonic(), 0.6 * PLAIN_SECONDS / 2)

@@ -85,7 +85,9 @@ class ScreenTask:
         if self.screen.progress is not None and self.bar is not None:
             self.screen.progress.update(self.bar, completed=done, done=done, total=self.total, note=note)
             return
-        regular = done >= self.total - 1 or done % max(1, self.total // PLAIN_LINES) == 0  # the last part may be long
+        every = max(1, self.total // PLAIN_LINES)
+        last_of_few = done == self.total - 1 and every < PLAIN_LINES  # parts of a few are long, and the last may be the longest
+        regular = done == self.total or done % every == 0 or last_of_few
         if regular or time.monotonic() - self.said > PLAIN_SECONDS:
             self.screen.line(f"{self.name}  {done}/{self.total}  {note}")
             self.said = time.monotonic()
