@@ -202,6 +202,34 @@ def wobbling(count: int, seeds: int, gap: float, chance: random.Random) -> list[
     return points
 
 
+@pytest.mark.parametrize("luck", [-0.8, 0.0, 0.8])
+def test_a_seed_with_a_bad_day_has_it_in_clean_and_robust_error(luck: float) -> None:
+    """Along a falling curve, a run that is worse in both is off the curve, and one that is worse in one moves along it."""
+
+    def studied(chance: random.Random) -> list[Point]:
+        points = []
+        for i, clean in enumerate((17.0, 20.0, 23.0, 26.0)):
+            runs = []
+            for _ in range(3):
+                both = chance.gauss(0, 1)
+                off = luck * both + math.sqrt(1 - luck**2) * chance.gauss(0, 1)
+                runs.append({"clean": clean + both, "elastic_1.5": 60 - 1.5 * (clean - 20) + off})
+            points.append(Point(tuple({"errors": e, "flips": {}, "intervals": {}, "eta": i, "epsilon": 0.0} for e in runs)))
+        return points
+
+    found, correlations = [], []
+    for trial in range(60):
+        chance = random.Random(trial)
+        sides = studied(chance), studied(chance)
+        noise = Noise.of([point for side in sides for point in side])
+        correlations.append(noise.with_clean["elastic_1.5"])
+        met = at_equal_clean(*sides, "elastic_1.5", noise)
+        assert met is not None
+        found.append(met.difference)
+    assert statistics.fmean(correlations) == pytest.approx(luck, abs=0.1)
+    assert statistics.median(d.error for d in found) == pytest.approx(statistics.stdev(d.mean for d in found), rel=0.3)
+
+
 @pytest.mark.parametrize("gap", [0, -5])
 def test_the_standard_error_at_equal_clean_error_is_the_spread_of_many_studies(gap: float) -> None:
     scales = {"clean": 1 / (20 * 80), "elastic_1.5": 1 / (60 * 40)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -45,6 +45,7 @@ class Noise:
         paired: whether all rows are about the same images.
         both: how much of the variance over seeds is that of seeds and images together, where rows say which images are wrong.
         lent: the measures whose seeds are those of another one, by :data:`LENT`.
+        with_clean: the correlation over seeds with clean error: a seed with a bad day has it in both.
     """
 
     seeds: dict[str, float]
@@ -53,6 +54,7 @@ class Noise:
     paired: bool = False
     both: dict[str, float] = field(default_factory=dict)
     lent: tuple[str, ...] = ()
+    with_clean: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, points: Sequence[Point]) -> Noise:
@@ -65,7 +67,8 @@ class Noise:
         subjects = {row.get("test_sha256") if "wrong" in row else None for point in points for row in point.rows}
         paired = len(subjects) == 1 and None not in subjects
         both = {name: _over_both(points, lent.get(name, name)) for name in seeds} if paired else {}
-        return cls(seeds, images, freedom, paired, both, tuple(lent))
+        with_clean = {name: _correlation(points, lent.get(name, name), seeds) for name in seeds} if "clean" in seeds else {}
+        return cls(seeds, images, freedom, paired, both, tuple(lent), with_clean)
 
     @property
     def from_images(self) -> set[str]:
@@ -78,10 +81,11 @@ class Noise:
 
     def moved(self, point: Point, measure: str) -> Draws:
         """The point's mean in many studies, the same ones in every comparison and for all points. # shape: (DRAWS,)"""
-        runs = [[row.get(name) for name in WHICH] for row in point.rows]
-        luck = f"{measure} {runs} {point.values('clean')} {point.values(measure)}"  # no two points have the same
-        chance = np.random.default_rng(zlib.crc32(luck.encode()))
-        mean: Draws = mean_over(point, [measure]) + chance.normal(0, self._over_seeds(point, measure), DRAWS)
+        chance, luck = _chance(point, measure), self.with_clean.get(measure, 0.0)
+        seeds = chance.normal(0, 1, DRAWS)
+        if luck and measure != "clean":
+            seeds = luck * _chance(point, "clean").normal(0, 1, DRAWS) + math.sqrt(1 - luck**2) * seeds
+        mean: Draws = mean_over(point, [measure]) + self._over_seeds(point, measure) * seeds
         rows = [row for row in point.rows if value_of(row, measure) is not None]
         if not (self.paired and all(measure in row["wrong"] for row in rows)):
             mean += chance.normal(0, self._over_images(point, measure), DRAWS)
@@ -111,6 +115,12 @@ class Noise:
         return math.sqrt(self.images.get(measure, 0.0) * _unit(measure, mean_over(point, [measure])))
 
 
+def _chance(point: Point, measure: str) -> np.random.Generator:
+    runs = [[row.get(name) for name in WHICH] for row in point.rows]
+    luck = f"{measure} {runs} {point.values('clean')} {point.values(measure)}"  # no two points have the same
+    return np.random.default_rng(zlib.crc32(luck.encode()))
+
+
 @cache
 def deviations(packed: str, images: int) -> Draws:
     """How far an error in percent is off on test images that are drawn anew, the same for all rows. # shape: (DRAWS,)"""
@@ -138,6 +148,23 @@ def _over_seeds(points: Sequence[Point], measure: str) -> tuple[float, int] | No
         return None
     squares, units = (math.fsum(one[k] * one[2] for one in known) for k in (0, 1))
     return squares / units, freedom
+
+
+def _correlation(points: Sequence[Point], measure: str, usual: Mapping[str, float]) -> float:
+    """Over seeds, of a measure and clean error, pooled over the points that have several of both, without outliers."""
+    products = np.zeros((2, 2))
+    for point in points:
+        found = [[value_of(row, name) for name in ("clean", measure)] for row in point.rows]
+        both = np.array([pair for pair in found if None not in pair], dtype=float)
+        if len(both) < 2:
+            continue
+        units = np.array([_unit(name, mean) for name, mean in zip(("clean", measure), both.mean(0), strict=True)])
+        limits = OUTLIER * units * [usual["clean"], usual[measure]]
+        if units.all() and (both.var(0, ddof=1) <= limits).all():
+            off = (both - both.mean(0)) / np.sqrt(units)
+            products += off.T @ off
+    squares = products[0, 0] * products[1, 1]
+    return float(products[0, 1] / math.sqrt(squares)) if squares else 0.0
 
 
 def _over_both(points: Sequence[Point], measure: str) -> float:

@@ -158,7 +158,7 @@ def _harness(frontier: Frontier, points: Sequence[Point]) -> str:
 def _reading(noise: Noise) -> str:
     measures = {"clean": "clean", **THREATS}
     unseeded = [measures[name] for name in noise.images if name in noise.from_images and name in measures]
-    source = "seeds, pooled over all points, and test images, the same for all of them, together"
+    source = "seeds, pooled over all points, which move clean error too, and test images, the same for all points, together"
     if not noise.seeds:
         source = "test images alone, the same for all points, for want of seeds: another seed may move a point as much"
     elif unseeded:
