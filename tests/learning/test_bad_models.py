@@ -244,7 +244,7 @@ def test_two_precisions_are_told_with_a_remedy(asking, of_model, of_images, reme
 def test_a_model_that_casts_by_itself_fails_in_its_own_words() -> None:
     class Casting(Returning):
         def forward(self, x: Tensor) -> object:
-            return super().forward(x.double().roll(1, 5))
+            return super().forward(x.double().reshape(7))
 
-    with pytest.raises((RuntimeError, IndexError), match="Dimension out of range"):
+    with pytest.raises(RuntimeError, match=r"shape .* is invalid for input of size"):
         ws.Plain()(Casting(lambda z: z).double(), *batch())

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from wassersmooth import Euclidean, PixelGraph, Wasserstein, cli
 from wassersmooth.learning.fast import FastGradients
+from wassersmooth.study import durable
 from wassersmooth.study.bench import accuracy, operator, profile, steps
 from wassersmooth.study.bench.measuring import training_record
 from wassersmooth.study.bench.page import BLOCK, PICTURE, filled_page
@@ -211,6 +212,16 @@ def test_an_interrupted_bench_keeps_its_finished_parts(
     kept = json.loads(path.read_text())
     assert list(kept["parts"]) == ["operator"]
     assert kept["operator"]
+
+
+def test_an_output_that_cannot_be_written_is_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "aside_of", lambda path: tmp_path / "missing" / path.name)
+    assert cli.main([*QUICK, "--output", str(tmp_path / "bench.json")]) != 0
+    told = capsys.readouterr()
+    assert "bench.json cannot be written" in told.err
+    assert "preparing" not in told.out
 
 
 def test_a_strength_at_which_the_step_diverges_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

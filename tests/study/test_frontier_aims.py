@@ -251,11 +251,14 @@ def test_every_family_stands_against_the_euclidean_penalty(tmp_path: Path) -> No
         fake_run(tmp_path, f"dual-norm:eta={eta}", better=9)
         fake_run(tmp_path, f"uniform:eta={eta},radius=2", better=0.2)
     fake_run(tmp_path, "euclidean-noise:eta=50")  # no clean error in common
+    for eta in (0.4, 50):
+        fake_run(tmp_path, f"l2-adversarial:eta={eta}")  # only one has
     fake_run(tmp_path, "none")
     gather([tmp_path], tmp_path / "frontier.json", SILENT)
     points = points_of(Frontier.at(tmp_path / "frontier.json").rows)
     found = {standing.family: standing for standing in standings(points)}
-    assert list(found) == ["wasserstein:radius=2", "uniform:radius=2", "dual-norm"]  # as on all pages
+    assert list(found) == ["wasserstein:radius=2", "uniform:radius=2", "dual-norm", "l2-adversarial"]  # as on all pages
+    assert found["l2-adversarial"].points == 1
     for family, gap in {"dual-norm": -9, "uniform:radius=2": -0.2, "wasserstein:radius=2": 9}.items():
         assert found[family].found["elastic_1.5"].difference.mean == pytest.approx(gap, abs=0.5)
         assert (found[family].points, "pgd20_margin_8_pixel" in found[family].found) == (3, False)  # the weaker attack

@@ -35,6 +35,12 @@ def measure(run: Run, test_images: int | None = 12) -> dict[str, object]:
     return found
 
 
+def test_pictures_are_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment.measure([trained(tmp_path)], Screen(), "cpu", "quick", 12)
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if "pictures" in line).startswith("measuring ")
+
+
 def test_validation_images_have_a_file_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, loaded = tiny_run(tmp_path, epochs=2)
     train_to_the_end(run, loaded)

@@ -182,6 +182,10 @@ def test_without_weights_they_are_those_of_the_factory(here: Path) -> None:
             "they seem to be of a wassersmooth.Normalized around it",
         ),
         (
+            ["their_models:normalized", "--dataset", "STRIPES", "--weights", "colored.safetensors"],
+            "normalized was called with channels=1 and classes=3, as many as the data have$",
+        ),
+        (
             ["their_models", "--dataset", "STRIPES"],
             "a model of your own is written module:factory; .*write their_models:FACTORY",
         ),
@@ -200,7 +204,9 @@ def test_mistakes_are_one_line_and_leave_nothing(
 ) -> None:
     stripes = stripes_file(here)
     safetensors.torch.save_file({"weight": torch.ones(2)}, here / "other.safetensors")
-    safetensors.torch.save_file(trained("normalized", stripes).state_dict(), here / "wrapped.safetensors")
+    wrapped = trained("normalized", stripes).state_dict()
+    safetensors.torch.save_file(wrapped, here / "wrapped.safetensors")
+    safetensors.torch.save_file(wrapped | {"mean": torch.ones(3, 1, 1)}, here / "colored.safetensors")
     assert evaluate(*(str(stripes) if word == "STRIPES" else word for word in arguments)) == 2
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1

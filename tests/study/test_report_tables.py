@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from study.fake_runs import fake_study
 
+from wassersmooth.robustness.report import LEARNED_NOTHING
 from wassersmooth.study.estimates import Estimate
 from wassersmooth.study.report.reading import read_study
 from wassersmooth.study.report.summary import not_alike, subtitle, summary
@@ -264,6 +265,10 @@ def test_the_summary_counts_masked_runs(tmp_path: Path) -> None:
         verdict = "masked: x" if path.parent.name.startswith("none") else "no sign of masking"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"verdict": verdict}))
     assert "1 of 3 evaluated runs show signs of gradient masking" in summary(read_study(folder))[1]
+    for path in folder.glob("none*/evaluation.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"verdict": LEARNED_NOTHING}))
+    expected = "The checks found no sign of gradient masking in 2 of 3 evaluated runs; of the others they say nothing."
+    assert expected in summary(read_study(folder))[1]
 
 
 def test_markdown_and_latex_have_the_same_numbers_in_columns_of_equal_length(tmp_path: Path) -> None:
