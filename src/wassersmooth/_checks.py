@@ -71,7 +71,8 @@ def non_negative_number(name: str, received: object, remedy: str = "") -> float:
 def batch(name: str, tensor: object, height: int | None = None, width: int | None = None) -> None:
     """A floating-point batch ``(B, C, H, W)`` with at least one image, of the given size where one is given."""
     if not isinstance(tensor, Tensor):
-        raise ValueError(f"{name} must be a tensor of shape (B, C, H, W); got {type(tensor).__name__}")
+        remedy = f"convert with torch.as_tensor({name})"
+        raise ValueError(f"{name} must be a tensor of shape (B, C, H, W); got {type(tensor).__name__}; {remedy}")
     if tensor.dim() != 4:
         remedy = "; add what is missing: [None] for a single image, [:, None] for channels" if tensor.dim() == 3 else ""
         raise ValueError(f"{name} must have shape (B, C, H, W); got {tuple(tensor.shape)}{remedy}")

@@ -361,6 +361,11 @@ def test_a_model_for_other_images_is_named_before_any_work():
         ValueError, match=r"cannot answer images of 1 x 9 x 9 in eval mode \(mat1 and mat2 .*; convert them to the channels"
     ):
         evaluate(model, torch.rand(4, 1, 9, 9), torch.zeros(4, dtype=torch.long), suite="quick")
+    convolution = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.Flatten(), torch.nn.Linear(2 * 36, 3))
+    with pytest.raises(
+        ValueError, match=r"images of 8 x 8 x 3 .* made for \(channels come first: .permute\(0, 3, 1, 2\)\), or"
+    ):
+        evaluate(convolution, torch.rand(4, 8, 8, 3), torch.zeros(4, dtype=torch.long), suite="quick")
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])

@@ -92,9 +92,11 @@ def _ask_once(model: nn.Module, images: Tensor) -> None:
             raise
         except (RuntimeError, TypeError, IndexError) as error:
             shape = " x ".join(map(str, images.shape[1:]))
+            last = images.shape[-1] <= 4 < images.shape[1]
+            forward = " (channels come first: .permute(0, 3, 1, 2))" if last else ""
             raise ValueError(
                 f"the model cannot answer images of {shape} in eval mode ({_checks.first_line(error, 120)}); convert them to "
-                "the channels and size that it was made for, or hand over another model"
+                f"the channels and size that it was made for{forward}, or hand over another model"
             ) from error
 
 
