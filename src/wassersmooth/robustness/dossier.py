@@ -52,8 +52,8 @@ def evaluate(
         images, labels: what to measure on, where the model is. # shape: (B, C, H, W) and (B,)
         suite: ``"quick"`` (under a minute on a CPU for a small model; at most 200 images), ``"paper"`` (the paper's two
             tables), ``"publication"`` (adds AutoAttack at 8/255 and 2/255, from the extra ``attacks``), ``"standard"`` (the
-            paper's with margin-loss, L2 and Wasserstein attacks, noise, deformations), ``"frontier"`` (of these, one row
-            for each threat) or ``"full"`` (the standard one with AutoAttack and common corruptions).
+            paper's with margin-loss, L2 and Wasserstein attacks, noise, deformations), ``"frontier"`` (of these, what
+            a frontier compares) or ``"full"`` (the standard one with AutoAttack and common corruptions).
         progress: called as ``progress(done, total, name)`` before each measure and once at the end; between the batches of a
             long one again, with the same counts and ``"name, 384 of 2000 images"``.
         generator: where the seed of everything random comes from; without one, the global random state, which is put back.

@@ -27,7 +27,7 @@ SUITES: tuple[Suite, ...] = get_args(Suite)
 WITH_AUTOATTACK: tuple[Suite, ...] = ("publication", "full")
 AUTOATTACK_IMAGES = 1000
 AUTOATTACK_LEVELS = (8, 2)  # epsilon in 1/255
-# One attack for each threat, by its name in the standard suite.
+# What a frontier compares, by its name in the standard suite: one attack for each threat, and at 8/255 a cheap one too.
 FRONTIER = (
     *("pgd20_margin_2_pixel", "pgd20_margin_8_pixel", "multitargeted20_8_pixel", "pgd20_l2_0.5_pixel"),
     *("wasserstein20_0.5_unit_r2", "elastic_1.5"),

@@ -118,7 +118,7 @@ class Evaluation:
 
     suite: Literal["quick", "paper", "publication", "standard", "frontier", "full"] = "paper"
     """quick, paper (its two tables in both epsilon units), publication (with AutoAttack at 8/255 and 2/255), standard,
-    frontier (one row for each threat), full (with AutoAttack and corruptions)."""
+    frontier (what a frontier compares), full (with AutoAttack and corruptions)."""
     test_images: int | None = None
     """Measures on that many of the test images instead of all."""
     autoattack_images: int = AUTOATTACK_IMAGES

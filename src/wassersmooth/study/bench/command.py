@@ -18,7 +18,8 @@ from wassersmooth.study.screen import Screen
 
 @dataclass(frozen=True)
 class Bench:
-    """Measures what training costs on this machine: a step of each kind, the operator, memory, and several runs at once.
+    """Measures what training costs on this machine: a step of each kind, its kernels, how exact its gradient is, the operator,
+    memory, and several runs at once.
 
     wassersmooth bench: ResNet-20 on random images of CIFAR's size, batch 128; on a GPU some minutes, most of them compiling.
 

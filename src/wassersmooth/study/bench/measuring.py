@@ -1,4 +1,4 @@
-"""What training costs on this machine: steps, memory, runs at once and the operator, as tables and as JSON."""
+"""What training costs on this machine: steps, their kernels, exactness and memory, runs at once, the operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which way of training is best against which threat: every family against one of them, at equal clean error."""
+"""How every family of regularizers stands against the Euclidean penalty, under each threat, at equal clean error."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def _price(prices: Mapping[str, Any] | None) -> str:
         return ""
     plain = prices["steps"]["none"]["ms"]
     return (
-        f" Step: its time alone on the device ({prices['hardware']}) in plain steps, which take {plain:.2f} ms; that of the "
-        f"{title_of(REFERENCE)} penalty takes {own:.1f}. Empty: not timed."
+        f" Step: the time of a step of its kind alone on the device ({prices['hardware']}), whatever its radius and mass, in "
+        f"plain steps, which take {plain:.2f} ms; that of the {title_of(REFERENCE)} penalty takes {own:.1f}. Empty: not timed."
     )
 
 

@@ -30,8 +30,8 @@ MORE_CLEAN = 5.0  # how many points of clean error the balanced choice of a kind
 AS_ROBUST = 1.5  # points of robust error that chance may make: a standard error of 1,000 images
 STRONGEST, WEAKER = "multitargeted20_8_pixel", "pgd20_margin_8_pixel"
 CHOICES = {
-    "balanced": f"the lowest mean error over the threats within {MORE_CLEAN:g} points of the plain network's clean error, "
-    "or the lowest clean error where a kind has none there",
+    "balanced": f"the lowest mean error under attacks and elastic deformations within {MORE_CLEAN:g} points of the plain "
+    "network's clean error, or the lowest clean error where a kind has none there",
     "most_robust": f"the lowest error at {THREATS[STRONGEST]}; of those within {AS_ROBUST:g} points of it, a standard error of "
     "1,000 images, the one with the lowest clean error",
 }
