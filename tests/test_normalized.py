@@ -72,7 +72,11 @@ def test_single_numbers_of_any_kind(kind):
 def test_a_mean_that_no_images_have_is_refused(mean):
     with pytest.raises(ValueError, match=r"mean must be in \[0, 1\], .*; got .*; divide mean and std of bytes by 255"):
         Normalized(nn.Identity(), mean, 0.5 if isinstance(mean, float) else [0.5] * 3)
-    Normalized(nn.Identity(), [0.0, 1.0], [1.0, 1.0])
+    with pytest.raises(ValueError, match=r"std must be at most 1, .* divide mean and std of bytes by 255"):
+        Normalized(nn.Identity(), 0.0, 255.0)
+    model = Normalized(nn.Identity(), [0.0, 1.0], [1.0, 1.0])
+    with pytest.raises(ValueError, match=r"images must be floating-point .*; got torch.uint8; use images.float\(\) / 255"):
+        model(torch.zeros(1, 2, 4, 4, dtype=torch.uint8))
 
 
 def test_units_are_those_of_every_normalization_inside():

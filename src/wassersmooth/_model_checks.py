@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
 
-from wassersmooth._checks import NotFiniteError, finite, first_not_finite
+from wassersmooth._checks import NotFiniteError, finite, first_line, first_not_finite
 from wassersmooth.visibility import values_are_visible
+
+# What torch says of operands of two types; other complaints have the word in them too.
+TWO_PRECISIONS = re.compile(r"same dtype|expected scalar type|Input type \(|mixed dtype")
 
 
 def module(received: object) -> None:
@@ -25,15 +30,16 @@ def model_on(model: torch.nn.Module, images: Tensor) -> None:
 
 def explain_precision(model: torch.nn.Module, images: Tensor, error: RuntimeError) -> None:
     """Says in words of our own what torch says where a model and its images have different precisions."""
-    others = {p.dtype for p in model.parameters() if p.is_floating_point()} - {images.dtype}
-    if not others or "type" not in str(error):  # a model may cast by itself, and fail for another reason
+    held = (tensor for group in (model.parameters(), model.buffers()) for tensor in group)
+    others = {tensor.dtype for tensor in held if tensor.is_floating_point()} - {images.dtype}
+    if not others or not TWO_PRECISIONS.search(str(error)):  # a model may cast by itself, and fail for another reason
         return
     remedy = "model.float(), or a cast inside its forward" if images.dtype == torch.float32 else "images.float()"
     if others != {torch.float32} and images.dtype != torch.float32:
         remedy = "model.float() and images.float()"
     raise ValueError(
-        f"the model has parameters in {', '.join(sorted(map(str, others)))} and cannot answer images in {images.dtype}; "
-        f"expected one precision; use {remedy}"
+        f"the model has parameters or buffers in {', '.join(sorted(map(str, others)))} and cannot answer images in "
+        f"{images.dtype} ({first_line(error, 100)}); expected one precision; use {remedy}"
     ) from error
 
 
@@ -129,10 +135,12 @@ def labels_for_outputs(received: Tensor, outputs: Tensor, softmax: bool = False)
         finite("targets", received)
         return
     if received.dtype != torch.int64 or received.dim() != 1:
+        single = ".squeeze(1)" if received.dtype == torch.int64 else ".long()"
+        rows = classes > 1 and received.shape == outputs.shape
         raise ValueError(
             f"labels must be class indices, int64 of shape (B,), or float targets of shape (B, {classes}); "
-            f"got {received.dtype} of {tuple(received.shape)}; convert indices with "
-            f"{'.squeeze(1)' if received.dtype == torch.int64 else '.long()'}"
+            f"got {received.dtype} of {tuple(received.shape)}; "
+            f"{'convert rows of targets with .float()' if rows else f'convert indices with {single}'}"
         )
     if values_are_visible(received):
         low, high = torch.aminmax(received)

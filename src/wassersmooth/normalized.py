@@ -32,6 +32,8 @@ class Normalized(nn.Module):
             raise ValueError(f"mean and std must have one number per channel each; got {len(means)} and {len(stds)}")
         if not all(0 <= mean <= 1 for mean in means):
             raise ValueError(f"mean must be in [0, 1], as the images are; got {means}; divide mean and std of bytes by 255")
+        if max(stds) > 1:
+            raise ValueError(f"std must be at most 1, as images are in [0, 1]; got {stds}; divide mean and std of bytes by 255")
         if min(stds) <= 0:
             raise ValueError(f"std must be positive; got {min(stds):g}; a constant channel is normalized with std 1")
         self.model = model
@@ -66,6 +68,8 @@ def find_units(model: nn.Module) -> list[Normalized]:
 
 @fx.wrap  # symbolic tracing writes the call down, since it cannot follow a decision by a shape
 def _check_channels(images: Tensor, numbers: int) -> None:
+    if not images.is_floating_point():
+        raise ValueError(f"images must be floating-point numbers in [0, 1]; got {images.dtype}; use images.float() / 255")
     # compared by !=, since the compiler does not see an unknown size in a tuple
     if images.dim() < 3 or (numbers != 1 and images.shape[-3] != numbers):
         raise ValueError(

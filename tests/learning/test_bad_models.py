@@ -234,9 +234,7 @@ ASKING = [*OBJECTIVES, ws.AdversarialTraining(ws.attacks.FGSM(0.1)), ws.attacks.
 )
 def test_two_precisions_are_told_with_a_remedy(asking, of_model, of_images, remedy) -> None:
     images, labels = batch()
-    message = (
-        f"the model has parameters in {of_model} and cannot answer images in {of_images}; expected one precision; {remedy}$"
-    )
+    message = rf"parameters or buffers in {of_model} and cannot answer images in {of_images} \(.*\); expected one precision; {remedy}$"
     with pytest.raises(ValueError, match=message):
         asking(Returning(lambda z: z).to(of_model), images.to(of_images), labels)
 
@@ -248,3 +246,38 @@ def test_a_model_that_casts_by_itself_fails_in_its_own_words() -> None:
 
     with pytest.raises(RuntimeError, match=r"shape .* is invalid for input of size"):
         ws.Plain()(Casting(lambda z: z).double(), *batch())
+
+
+def test_a_buffer_of_another_precision_is_told_and_other_complaints_about_types_are_not_replaced() -> None:
+    class Shifted(Returning):
+        def __init__(self, message: str = "") -> None:
+            super().__init__(lambda z: z)
+            self.message = message
+            self.register_buffer("mean", torch.zeros((), dtype=torch.float64) + torch.zeros(1, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> object:
+            if self.message:
+                raise RuntimeError(self.message)
+            return super().forward(x - self.mean)
+
+    with pytest.raises(ValueError, match=r"parameters or buffers in torch.float64 .* use model\.float\(\)"):
+        ws.Plain()(Shifted(), *batch())
+    with pytest.raises(RuntimeError, match="unknown prototype"):
+        ws.Plain()(Shifted("unknown prototype: call build() first"), *batch())
+
+
+def test_a_model_made_in_inference_mode_is_refused_as_it_was() -> None:
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    with pytest.raises(ValueError, match=r"made under torch\.inference_mode"):
+        ws.attacks.FGSM(0.1)(model, *batch())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool])
+def test_rows_of_integer_targets_are_told_to_be_floats(kind) -> None:
+    images, labels = batch()
+    rows = torch.nn.functional.one_hot(labels, 3).to(kind)
+    with pytest.raises(ValueError, match=r"convert rows of targets with \.float\(\)"):
+        ws.Plain()(Returning(lambda z: z), images, rows)
+    ws.Plain()(Returning(lambda z: z), images, rows.float())

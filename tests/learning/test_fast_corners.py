@@ -411,6 +411,63 @@ def test_an_eta_that_is_learned_from_now_on_goes_the_ordinary_way(device):
     assert eta.grad is not None
 
 
+class Holding(nn.Module):
+    """A network with its own way to its gradients in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = smooth_net()
+        self.fast = FastGradients(PENALTY, self, compile=False, verify=False)
+
+    def forward(self, x):
+        return self.network(x)
+
+
+class Telling(FastGradients):
+    """A subclass with arguments of its own."""
+
+    def __init__(self, model, words):
+        super().__init__(PENALTY, model, compile=False)
+        self.words = words
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["deepcopy", "pickle"])
+def test_copies_of_a_module_that_holds_it_and_of_a_subclass(make_copy):
+    images, labels = batch()
+    holding = Holding()
+    holding.fast(images, labels)
+    twin = make_copy(holding)
+    assert twin.fast.model is twin
+    assert_same(twin.fast, PENALTY, twin, images, labels)
+    assert make_copy(Telling(smooth_net(), "as before")).words == "as before"
+
+
+class Gated(nn.Module):
+    """A gate without a gradient of its own, which tracing does not see; and dropout, so that no two passes are the same."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(64, 16), nn.Dropout(rate), nn.Linear(16, CLASSES)
+
+    def forward(self, x):
+        hidden = self.first(x.flatten(1))
+        return self.last(self.drop(hidden * torch.sigmoid(3 * hidden.detach())))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_a_model_that_draws_is_compared_in_eval_mode(rate):
+    images, labels = batch()
+    torch.manual_seed(0)
+    model = Gated(rate).double()
+    state = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="the traced gradient of this model is off by"):
+        FastGradients(PENALTY, model, compile=False)(images, labels)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    FastGradients(PENALTY, nn.Sequential(smooth_net(), nn.Dropout(rate)), compile=False)(images, labels)
+
+
 @pytest.mark.parametrize(
     "make_copy", [copy.deepcopy, lambda fast: pickle.loads(pickle.dumps(fast))], ids=["deepcopy", "pickle"]
 )

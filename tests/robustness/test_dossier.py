@@ -371,7 +371,7 @@ def test_a_model_for_other_images_is_named_before_any_work():
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_a_model_in_half_precision_is_told_what_to_do(precision):
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)).to(precision)
-    with pytest.raises(ValueError, match=rf"parameters in {precision} .* use model.float\(\), or a cast inside its forward"):
+    with pytest.raises(ValueError, match=rf"buffers in {precision} .* use model.float\(\), or a cast inside its forward"):
         evaluate(model, torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.long), suite="quick")
 
 

@@ -19,7 +19,7 @@ from wassersmooth.learning import losses
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty
 from wassersmooth.learning.terms import Objective, Terms
 from wassersmooth.learning.tracing import compiled
-from wassersmooth.learning.tracing.comparison import compare
+from wassersmooth.learning.tracing.comparison import DifferentGradientsError, compare
 from wassersmooth.learning.tracing.convolutions import replace_convolutions
 from wassersmooth.learning.tracing.curvature_step import curvature_step, curvature_step_graph
 from wassersmooth.learning.tracing.frozen import FrozenModel
@@ -42,6 +42,9 @@ from wassersmooth.learning.tracing.traceable import (
     strength_of,
 )
 from wassersmooth.learning.tracing.traced import PlainStep, apart, elementary, plain_step
+from wassersmooth.model_state import untouched
+
+AT_REST = 8  # images of the first batch: enough for every operator to be seen
 
 
 class FastGradients:
@@ -65,7 +68,8 @@ class FastGradients:
         model: any module that can be traced: no decisions by the values of tensors.
         compile: whether torch.compile fuses the operators.
         cuda_graph: whether kernels are captured in a CUDA graph; without effect on the CPU.
-        verify: whether the first call compares. A model that draws random numbers cannot be compared.
+        verify: whether the first call compares. A model that draws random numbers is compared in eval mode, and not at all if
+            it draws there too.
     """
 
     def __init__(
@@ -82,9 +86,10 @@ class FastGradients:
         self.settled: object = None
         self.outputs: torch.Size | None = None  # the shape of what the model returns
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         """A copy, or one in another process, prepares itself anew: what was prepared belongs to these tensors."""
-        return type(self), (self.objective, self.model, self.compile, self.cuda_graph, self.verify)
+        lists: dict[str, Any] = {name: [] for name in ("modules", "trained", "untrained", "buffers")}
+        return self.__dict__ | lists | dict.fromkeys(("run", "settled", "outputs"))
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Terms:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)"""
@@ -142,10 +147,23 @@ class FastGradients:
             drawn = torch.Generator(device)
             fast = lambda x: at(x, labels, drawn.manual_seed(0))  # noqa: E731
             compare(fast, objective, model, images, labels, list(plain.gradients))
+        elif self.verify and any(module.training for module in model.modules()):
+            self._compare_at_rest(images[:AT_REST], labels[:AT_REST])
         if not (self.cuda_graph and images.is_cuda):
             return step
         with torch.autocast(device.type, enabled=False), torch.no_grad():
             return Replayed(step, (images, labels), generator)
+
+    def _compare_at_rest(self, images: Tensor, labels: Tensor) -> None:
+        """A model that draws while it is trained is compared in eval mode, where dropout does nothing: the same code."""
+        with untouched(self.model, images.device, frozen=False):
+            self.model.eval()
+            try:
+                FastGradients(self.objective, self.model, compile=False, cuda_graph=False)(images, labels)
+            except DifferentGradientsError:
+                raise
+            except (RuntimeError, ValueError):  # what cannot be traced or asked there says nothing of the other mode
+                pass
 
     def _function(
         self, plain: PlainStep, images: Tensor, labels: Tensor, eta: Tensor, state: list[list[Tensor]], probes: list[Any]

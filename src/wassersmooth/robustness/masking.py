@@ -127,7 +127,8 @@ class MaskingChecks:
         if self.count < FEWEST or len(known) == 1:
             return []
         given = set(self.measurement.collect("answers", answers, self.count).tolist())
-        if len(given) > 1:
+        others = sum(label not in given for label in self.measurement.labels[: self.count].tolist())
+        if len(given) > 1 or wilson(others, self.count)[0] <= BROKEN_SHARE:  # where nearly all are of one class, it is right
             return []
         evidence = (
             f"all of {self.count} images of {len(known)} classes get the label {next(iter(given))}, so that errors and flips "

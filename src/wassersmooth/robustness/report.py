@@ -10,7 +10,7 @@ from wassersmooth.robustness.findings import Finding
 
 UNMASKED = "no sign of masking"
 TOO_FEW = "too few images to tell masked gradients"
-ONE_ANSWER = "one_answer_for_all"  # the finding, and the verdict on such a model
+ONE_ANSWER = "one_answer_for_all"  # the finding, and how the verdict on such a model begins
 LEARNED_NOTHING = "learned nothing: one answer for all"
 FEWEST = 20  # with 16, a softmax saturated a thousandfold goes unnoticed on one set of digits in fifteen
 
@@ -85,8 +85,8 @@ class Report:
     def verdict(self) -> str:
         """One honest sentence."""
         names = list(dict.fromkeys(finding.words for finding in self.masking))
-        if any(finding.name == ONE_ANSWER for finding in self.masking):  # whatever else there is follows from that
-            return LEARNED_NOTHING
+        if any(finding.name == ONE_ANSWER for finding in self.masking):
+            return ", ".join([LEARNED_NOTHING, *(name for name in names if name != ONE_ANSWER.replace("_", " "))])
         if names:
             return f"masked: {', '.join(names)}"
         return UNMASKED if self.entries[0].images >= FEWEST else TOO_FEW

@@ -25,6 +25,10 @@ from wassersmooth.model_state import untouched
 TOLERANCE_LOW, WORST_LOW = 0.2, 1.0
 
 
+class DifferentGradientsError(RuntimeError):
+    """The traced gradients are not those of autograd."""
+
+
 def compare(
     fast: Callable[[Tensor], Any], objective: Objective, model: nn.Module, images: Tensor, labels: Tensor, names: list[str]
 ) -> None:
@@ -59,7 +63,7 @@ def compare(
         own, gap = gap_between(ordinary, exact), gap_between(received, exact)
         limits = _as_near_as(own, limits)
     if not _within(gap, limits):
-        raise RuntimeError(
+        raise DifferentGradientsError(
             f"the traced gradient of this model is off by {100 * gap.relative:.2g} % (most in {gap.worst}): some part of "
             "it has a backward pass of its own; use the objective itself, objective(model, images, labels)"
         )
