@@ -234,7 +234,8 @@ ASKING = [*OBJECTIVES, ws.AdversarialTraining(ws.attacks.FGSM(0.1)), ws.attacks.
 )
 def test_two_precisions_are_told_with_a_remedy(asking, of_model, of_images, remedy) -> None:
     images, labels = batch()
-    message = rf"parameters or buffers in {of_model} and cannot answer images in {of_images} \(.*\); expected one precision; {remedy}$"
+    told = rf"parameters or buffers in {of_model} and cannot answer images in {of_images} \(.*\)"
+    message = f"{told}; expected one precision; {remedy}$"
     with pytest.raises(ValueError, match=message):
         asking(Returning(lambda z: z).to(of_model), images.to(of_images), labels)
 
