@@ -42,9 +42,8 @@ from wassersmooth.learning.tracing.traceable import (
     strength_of,
 )
 from wassersmooth.learning.tracing.traced import PlainStep, apart, elementary, plain_step
+from wassersmooth.learning.verification import IMAGES
 from wassersmooth.model_state import untouched
-
-AT_REST = 8  # images of the first batch: enough for every operator to be seen
 
 
 class FastGradients:
@@ -148,7 +147,7 @@ class FastGradients:
             fast = lambda x: at(x, labels, drawn.manual_seed(0))  # noqa: E731
             compare(fast, objective, model, images, labels, list(plain.gradients))
         elif self.verify and any(module.training for module in model.modules()):
-            self._compare_at_rest(images[:AT_REST], labels[:AT_REST])
+            self._compare_at_rest(images[:IMAGES], labels[:IMAGES])
         if not (self.cuda_graph and images.is_cuda):
             return step
         with torch.autocast(device.type, enabled=False), torch.no_grad():

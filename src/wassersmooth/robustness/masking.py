@@ -123,11 +123,12 @@ class MaskingChecks:
             with torch.no_grad():
                 return scores(self.measurement.model, images).argmax(1)
 
-        known = set(self.measurement.labels[: self.count].tolist())
+        labels = self.measurement.labels[: self.count].tolist()
+        known = set(labels)
         if self.count < FEWEST or len(known) == 1:
             return []
         given = set(self.measurement.collect("answers", answers, self.count).tolist())
-        others = sum(label not in given for label in self.measurement.labels[: self.count].tolist())
+        others = sum(label not in given for label in labels)
         if len(given) > 1 or wilson(others, self.count)[0] <= BROKEN_SHARE:  # where nearly all are of one class, it is right
             return []
         evidence = (

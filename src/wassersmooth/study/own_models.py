@@ -85,8 +85,7 @@ def _load(model: nn.Module, weights: Path, name: str, loaded: data.Dataset) -> N
         inside = all(key.startswith("model.") or key in ("mean", "std") for key in tensors)
         wrapped = inside and not isinstance(model, Normalized)
         hint = "; they seem to be of a wassersmooth.Normalized around it: return that from the factory" if wrapped else ""
-        channels = loaded.test.images.shape[1]
-        asked = f"{name} was called with channels={channels} and classes={loaded.classes}, as many as the data have"
+        asked = f"{name} was called with channels={loaded.channels} and classes={loaded.classes}, as many as the data have"
         raise StudyError(f"{error}; {asked}{hint}") from None
 
 

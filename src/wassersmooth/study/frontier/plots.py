@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wassersmooth.study import figures
-from wassersmooth.study.frontier.points import THREATS, Point, compared_threats, front
+from wassersmooth.study.frontier.points import THREATS, Point, compared_threats, front, measured
 from wassersmooth.study.frontier.questions import Answer, Curve, place_of, title_of
 from wassersmooth.study.kinds import color_of
 
@@ -89,13 +89,7 @@ def _mark_plain(axes: Axes, spots: Sequence[tuple[float, float]], colors: Sequen
 
 
 def _spots(points: Sequence[Point], threat: str) -> list[tuple[float, float]]:
-    """Clean and robust error of the points that have both."""
-    return [(clean, robust) for clean, robust, _ in _measured(points, threat)]
-
-
-def _measured(points: Sequence[Point], threat: str) -> list[tuple[float, float, Point]]:
-    known = [point.having(threat) for point in points]
-    return [(c, r, p) for p in known if (c := p.mean("clean")) is not None and (r := p.mean(threat)) is not None]
+    return [(clean, robust) for clean, robust, _ in measured(points, threat)]
 
 
 def family_plot(points: Sequence[Point], threat: str) -> bytes:
@@ -175,11 +169,11 @@ def _tie(axes: Axes, curves: Sequence[Curve], threat: str) -> None:
 
 
 def _line(axes: Axes, points: Sequence[Point], threat: str, title: str, color: str, marker: int, line: str) -> None:
-    known = sorted(_measured(points, threat), key=lambda item: (item[2].rows[0]["eta"], item[2].rows[0]["epsilon"]))
+    known = sorted(measured(points, threat), key=lambda item: (item[2].rows[0]["eta"], item[2].rows[0]["epsilon"]))
     axes.errorbar(
         [clean for clean, _, _ in known],
         [robust for _, robust, _ in known],
-        xerr=[_spread(p, "clean") for _, _, p in known],
+        xerr=[_spread(p.having(threat), "clean") for _, _, p in known],
         yerr=[_spread(p, threat) for _, _, p in known],
         color=color,
         marker=MARKERS[marker % len(MARKERS)],

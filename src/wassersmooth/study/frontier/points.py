@@ -155,10 +155,15 @@ def fronts(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 def front(points: Iterable[Point], threat: str) -> list[Point]:
     """The points that no other one beats, by rising clean error and so by falling robust error."""
-    known = [
+    known = measured(points, threat)
+    return [known[i][2] for i in undominated([(clean, robust) for clean, robust, _ in known])]
+
+
+def measured(points: Iterable[Point], threat: str) -> list[tuple[float, float, Point]]:
+    """Clean and robust error of the points that have both, both of the same runs."""
+    return [
         (c, r, p) for p in points if (c := p.having(threat).mean("clean")) is not None and (r := p.mean(threat)) is not None
     ]
-    return [known[i][2] for i in undominated([(clean, robust) for clean, robust, _ in known])]
 
 
 def undominated(spots: Sequence[tuple[float, float]]) -> list[int]:

@@ -99,7 +99,8 @@ def laplacian_term(points: Sequence[Point], noise: Noise) -> Answer:
     missing = "it takes rows of `tikhonov` and of `tikhonov-curvature` with the same radius and mass"
     answer = _of_families("laplacian", "Does the Laplacian term help?", named, points, noise, missing)
     # Neither has a clean error of the other where the term makes training unsteady; eta means the same in both.
-    base = {p.regularizer: p for p in points if p.variant == base_variant(points)}
+    usual = base_variant(points)
+    base = {p.regularizer: p for p in points if p.variant == usual}
     sentences = []
     for subject, first, _ in named:
         members = [p for p in base.values() if p.family == first]
