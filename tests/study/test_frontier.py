@@ -18,10 +18,11 @@ from matplotlib.figure import Figure
 from study.fake_frontier import IMAGES, SILENT, add_autoattack, fake_run, write_evaluation
 
 from wassersmooth.cli import main
+from wassersmooth.robustness.intervals import wilson
 from wassersmooth.robustness.suites import FRONTIER
 from wassersmooth.study import kinds
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.frontier import gathering, plots, questions
+from wassersmooth.study.frontier import gathering, plots, questions, ways
 from wassersmooth.study.frontier.comparison import at_equal_clean
 from wassersmooth.study.frontier.gathering import Frontier, gather, marked, row_of, united
 from wassersmooth.study.frontier.noise import Noise
@@ -93,7 +94,7 @@ def test_a_run_becomes_a_row(tmp_path: Path) -> None:
 def test_every_row_of_the_suite_is_a_threat_of_the_page() -> None:
     assert set(FRONTIER) <= set(THREATS)
     assert set(KINDS) == set(kinds.TITLES) == set(kinds.COLORS)
-    assert sorted(KINDS) == sorted(["none", *(kind for way in plots.WAYS for kind in way.kinds)])
+    assert sorted(KINDS) == sorted(kind for way in ways.EVERY for kind in way.kinds)
 
 
 def test_more_seeds_are_added_and_a_second_look_replaces(tmp_path: Path) -> None:
@@ -232,6 +233,26 @@ def test_rows_say_which_images_are_wrong(tmp_path: Path) -> None:
     assert (place / "measured.jsonl").read_bytes() == before
     (place / "measured.jsonl").write_bytes(b"\x80 broken")
     assert row_of(Run.at(place))["wrong"] == {}
+
+
+def test_what_a_stopped_evaluation_has_measured_counts(tmp_path: Path) -> None:
+    """Its rows are on the disk, and dear; the record of the suite that came to its end names other measures."""
+    place = fake_run(tmp_path / "a", "none")
+    subject = {"model_sha256": "m", "test_sha256": "t"}
+    record = json.loads((place / "evaluation.json").read_text()) | subject
+    record["errors"].pop("autoattack_8_pixel", None)
+    (place / "evaluation.json").write_text(json.dumps(record))
+    memory = MeasuredRows(place / "measured.jsonl", subject | {"device": "cuda"})
+    memory["autoattack_8_pixel AutoAttack(), seed 1, 40 of 90 images"] = torch.arange(40) < 10
+    memory["clean the images as they are, seed 1, 90 of 90 images"] = torch.arange(90) < 4
+    row = row_of(Run.at(place))
+    assert row["errors"]["autoattack_8_pixel"] == 25
+    assert row["images"]["autoattack_8_pixel"] == 40
+    assert row["intervals"]["autoattack_8_pixel"] == pytest.approx(wilson(10, 40), abs=1e-3)
+    assert row["errors"]["clean"] == pytest.approx(record["errors"]["clean"], abs=1e-4)  # the record goes before its parts
+    memory = MeasuredRows(place / "measured.jsonl", {"model_sha256": "another", "test_sha256": "t", "device": "cuda"})
+    memory["autoattack_8_pixel AutoAttack(), seed 1, 40 of 90 images"] = torch.arange(40) < 10
+    assert "autoattack_8_pixel" not in row_of(Run.at(place))["errors"]
 
 
 def test_one_point_of_each_kind_is_chosen(gathered: Path) -> None:
@@ -469,12 +490,34 @@ def test_kinds_of_a_later_version_are_shown(tmp_path: Path) -> None:
 def test_plain_networks_far_above_stand_at_the_edge_and_press_nothing_together() -> None:
     axes = Figure().add_subplot()
     axes.plot([15, 25], [30.0, 40.0])
-    plots._mark_plain(axes, [(14.0, 99.0), (16.0, 38.0)], ["C0", "C1"])
+    plots._mark_plain(axes, [(14.0, 99.0), (16.0, 38.0)], ["o", "s"])
     assert axes.get_ylim()[1] < 43
     assert [text.get_text() for text in axes.texts] == ["99 ↑"]
     near, far = (line.get_ydata()[0] for line in axes.lines[1:])  # those that are near are drawn first
     assert (near, far < 43) == (38, True)
-    assert [line.get_color() for line in axes.lines[1:]] == ["C1", "C0"]
+    assert [line.get_marker() for line in axes.lines[1:]] == ["s", "o"]
+
+
+def test_variants_are_told_by_markers_and_ways_of_training_by_colors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for epochs in (24, 100):
+        for text in ("none", "euclidean:eta=1", "euclidean:eta=2", "adversarial:eta=8/255"):
+            place = fake_run(tmp_path / f"{epochs}", text, epochs=epochs, milestones=[epochs // 2])
+            if epochs == 24:
+                add_autoattack(place, 50.0)
+    points = points_of([row_of(Run.at(config.parent)) for config in sorted(tmp_path.glob("*/*/config.json"))])
+    drawn: list[Figure] = []
+    monkeypatch.setattr(plots.figures, "to_png", lambda figure, dpi: drawn.append(figure) or b"")
+    plots.question_plot(questions.early_stopping(points, Noise.of(points)))
+    (figure,) = drawn
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert THREATS[STRONGEST] in titles
+    assert THREATS["autoattack_8_pixel"] not in titles  # of one of the variants alone: nothing is compared
+    seen = {(line.get_color(), line.get_marker()): len(line.get_xdata()) for line in figure.axes[0].lines if line.get_marker()}
+    penalty, attack, plain = (ways.way_of(kind).color for kind in ("euclidean", "adversarial", "none"))
+    expected = {(penalty, "o"): 2, (penalty, "s"): 2, (attack, "o"): 1, (attack, "s"): 1, (plain, "o"): 1, (plain, "s"): 1}
+    assert expected.items() <= seen.items()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()][-1] == "none"
 
 
 @pytest.mark.parametrize(

@@ -74,12 +74,19 @@ class MeasuredRows(MutableMapping[str, Tensor]):
         return len(self._known)
 
 
-def wrong_images(path: Path, subject: Mapping[str, Any]) -> dict[str, str]:
-    """Which images are wrong under each measure of the subject, as packed bits by its short name; of the most images.
+class WrongImages(NamedTuple):
+    """Which of how many images are wrong, as packed bits."""
+
+    images: int
+    bits: str
+
+
+def wrong_images(path: Path, subject: Mapping[str, Any]) -> dict[str, WrongImages]:
+    """Which images are wrong under each measure of the subject, by its short name; of the most images.
 
     Reads only. A file that is missing or broken has nothing to say.
     """
-    found: dict[str, tuple[int, str]] = {}
+    found: dict[str, WrongImages] = {}
     owner: Mapping[str, Any] = {}
     try:
         for line in path.read_text().splitlines():
@@ -87,10 +94,10 @@ def wrong_images(path: Path, subject: Mapping[str, Any]) -> dict[str, str]:
             owner = entry.get("subject", owner)
             if "name" in entry and subject.items() <= owner.items() and len(entry["shape"]) == 1:
                 name = entry["name"].partition(" ")[0]
-                found[name] = max(found.get(name, (0, "")), (int(_unpacked(entry).numel()), entry["bits"]))
+                found[name] = max(found.get(name, WrongImages(0, "")), WrongImages(_unpacked(entry).numel(), entry["bits"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    return {name: bits for name, (_, bits) in found.items()}
+    return found
 
 
 def _read(path: Path, subject: dict[str, Any]) -> dict[str, _Row]:

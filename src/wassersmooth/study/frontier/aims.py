@@ -14,7 +14,8 @@ from wassersmooth.study.frontier.comparison import Difference, all_clear, at_equ
 from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, Variant, base_variant, held_out, mean_over
 from wassersmooth.study.frontier.prices import relative
-from wassersmooth.study.frontier.questions import WITHOUT_ATTACKS, title_of
+from wassersmooth.study.frontier.questions import title_of
+from wassersmooth.study.frontier.ways import is_penalty
 from wassersmooth.study.regularizers import PENALTIES
 from wassersmooth.study.tables import counted
 
@@ -64,7 +65,8 @@ def _against_rival(mine: Sequence[Point], noise: Noise) -> Aim | None:
     hope = f"{THREATS[AUTOATTACK]}: a penalty at most {NO_WORSE:g} point worse than PGD-7 training, in clean error too"
     known = [(p, seen) for p in mine if p.values(AUTOATTACK) and (seen := held_out(p)) is not None]
     attacked = [(p, seen) for p, seen in known if seen.values(STRONGEST)]
-    rivals, penalties = ([(p, s) for p, s in attacked if p.kind in kinds] for kinds in ((RIVAL,), WITHOUT_ATTACKS))
+    rivals = [(p, s) for p, s in attacked if p.kind == RIVAL]
+    penalties = [(p, s) for p, s in attacked if is_penalty(p.kind)]
     if not rivals or not penalties:
         return None
     rival, seen = min(rivals, key=lambda pair: mean_over(pair[1], [STRONGEST]))
@@ -83,7 +85,7 @@ def _time(prices: Mapping[str, Any] | None) -> Aim:
     """Of a training step alone on the device. Tikhonov, of second order, is told beside the others."""
     hope = f"Time: a penalty of first order in at most {TIME:g} of PGD-7 training"
     steps = [] if prices is None else list(prices["steps"])
-    shares = {k: share for k in WITHOUT_ATTACKS if k in steps and (share := relative(prices, k, RIVAL)) is not None}
+    shares = {k: share for k in steps if is_penalty(k) and (share := relative(prices, k, RIVAL)) is not None}
     first_order = [share for kind, share in shares.items() if kind in PENALTIES]
     if prices is None or not first_order:
         return Aim(hope, UNKNOWN, "No step of a penalty and of PGD-7 training was timed: `wassersmooth frontier --prices`.")
@@ -96,7 +98,7 @@ def _flips(mine: Sequence[Point], noise: Noise) -> Aim | None:
     """Of the penalties that are steady enough on validation images, clearly so if there are any, the one with the least clean
     error there."""
     measured = [(p, s) for p in mine if p.values("flips") and (s := held_out(p)) is not None and s.values("flips")]
-    penalties = [(p, s) for p, s in measured if p.kind in WITHOUT_ATTACKS]
+    penalties = [(p, s) for p, s in measured if is_penalty(p.kind)]
     if not penalties:
         return None
 
@@ -144,7 +146,7 @@ def _own_geometry(points: Sequence[Point], threat: str, noise: Noise) -> Aim:
     for point in (p for p in points if p.variant == usual and p.kind != "none"):
         if (seen := held_out(point)) is not None:
             members.setdefault(point.family, []).append((point, seen))
-    penalties = [family for family, pairs in members.items() if pairs[0][0].kind in WITHOUT_ATTACKS]
+    penalties = [family for family, pairs in members.items() if is_penalty(pairs[0][0].kind)]
     rivals = [family for family in members if family not in penalties]
 
     def gaps_of(family: str, view: int) -> dict[str, Difference]:

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from wassersmooth.robustness.intervals import wilson
 from wassersmooth.study import rows
 from wassersmooth.study.config import RunConfig, flatten
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier.points import THREATS, chosen, fronts, points_of
-from wassersmooth.study.measured_rows import wrong_images
+from wassersmooth.study.measured_rows import WrongImages, unpacked, wrong_images
 from wassersmooth.study.rows import Row
 from wassersmooth.study.runs import EVALUATIONS, MEASURED, Run, read_json, runs_in
 from wassersmooth.study.screen import Screen
@@ -84,14 +85,24 @@ def row_of(run: Run) -> Row:
     row |= {"intervals": {name: [round(end, 3) for end in ends] for name, ends in intervals.items()}}
     row |= {"flips": _rounded(evaluation["flips"]), "verdict": evaluation["verdict"]}
     subject = {name: evaluation.get(name) for name in ("model_sha256", "test_sha256")}
-    seen = wrong_images(run.folder / MEASURED["test"], subject)
-    row |= {"wrong": {name: bits for name, bits in seen.items() if name in row["errors"]}} | subject
+    row |= {"wrong": {}} | subject
+    for name, seen in wrong_images(run.folder / MEASURED["test"], subject).items():
+        row["wrong"][name] = seen.bits
+        if name not in row["errors"]:  # measured by another suite, or by an evaluation that was stopped before its end
+            _add_measure(row, name, seen)
     row |= {"training_seconds": origin["seconds"], "runs_at_once": config.machine.parallel}
     row |= {"commit": origin.get("commit"), "hardware": origin.get("device")}
     if (run.folder / EVALUATIONS["validation"]).is_file():
         held_out = run.evaluation("validation")
         row["validation"] = {"errors": _rounded(held_out["errors"]), "flips": _rounded(held_out["flips"])}
     return row | {"front": []}
+
+
+def _add_measure(row: Row, name: str, seen: WrongImages) -> None:
+    wrong = int(unpacked(seen.bits, seen.images).sum())
+    row["errors"] |= _rounded({name: 100 * wrong / seen.images})
+    row["images"][name] = seen.images
+    row["intervals"][name] = [round(end, 3) for end in wilson(wrong, seen.images)]
 
 
 def family_of(config: RunConfig) -> str:

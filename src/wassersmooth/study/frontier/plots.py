@@ -4,43 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wassersmooth.study import figures
 from wassersmooth.study.frontier.points import THREATS, Point, compared_threats, front, measured
 from wassersmooth.study.frontier.questions import Answer, Curve, place_of, title_of
+from wassersmooth.study.frontier.ways import EVERY, PLAIN, way_of
 from wassersmooth.study.kinds import color_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NONE = "#000000"
-
-
-class Way(NamedTuple):
-    """A way of training, its color (Okabe and Ito's, which the color-blind can tell apart), its marker and its kinds."""
-
-    title: str
-    color: str
-    marker: str
-    kinds: tuple[str, ...]
-
-
-WAYS = (
-    Way("penalty, Euclidean", "#56b4e9", "o", ("euclidean", "euclidean-length")),
-    Way("penalty, dual norm", "#0072b2", "s", ("dual-norm", "dual-length")),
-    Way("penalty, Wasserstein", "#d55e00", "D", ("wasserstein", "wasserstein-length", "uniform")),
-    Way("Tikhonov", "#e69f00", "X", ("tikhonov", "tikhonov-curvature", "tikhonov-euclidean")),
-    Way("noise", "#999999", "v", ("euclidean-noise", "wasserstein-noise")),
-    Way("adversarial training", "#009e73", "^", ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial")),
-)
-COMBINED = Way("penalty and adversarial training", "#cc79a7", "P", ())
-OTHER = Way("other", "#000000", "X", ())  # of a later version
 NOT_IN_OVERVIEW = ("autoattack_8_pixel", "autoattack_2_pixel")  # of few points
 LINES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 COLUMNS = 3
+UNNAMED = "_"  # not in the legend
 DPI, PURPOSE = 130, "drawing a frontier"
 
 
@@ -48,11 +28,10 @@ def overview_plot(points: Sequence[Point]) -> bytes:
     """All of a variant in a panel for each threat: a color and a marker for each way of training, a line along its front."""
     threats = [threat for threat in compared_threats(points) if threat not in NOT_IN_OVERVIEW]
     figure, panels = _grid(threats, 0.4)
-    known = {kind: way for way in WAYS for kind in way.kinds}
     for number, (axes, threat) in enumerate(zip(panels, threats, strict=True)):
-        for way in (*WAYS, COMBINED, OTHER):
-            members = [p for p in points if p.kind != "none" and known.get(p.kind, COMBINED if "+" in p.kind else OTHER) is way]
-            if not (spots := _spots(members, threat)):
+        for way in EVERY:
+            members = [p for p in points if way_of(p.kind) is way]
+            if way is PLAIN or not (spots := _spots(members, threat)):
                 continue
             style: dict[str, Any] = {"color": way.color, "marker": way.marker, "markeredgewidth": 0}
             axes.plot(*zip(*spots, strict=True), linestyle="none", alpha=0.35, markersize=3.5, **style)
@@ -66,26 +45,26 @@ def overview_plot(points: Sequence[Point]) -> bytes:
     return figures.to_png(figure, DPI)
 
 
-def _mark_plain(axes: Axes, spots: Sequence[tuple[float, float]], colors: Sequence[str] = ()) -> None:
+def _mark_plain(axes: Axes, spots: Sequence[tuple[float, float]], markers: Sequence[str] = PLAIN.marker) -> None:
     """Plain networks: far above the others they would press them together, so there they stand at the edge, with a value."""
     low, high = axes.get_ylim()
     far = {spot for spot in spots if axes.lines and spot[1] > high + (high - low) / 4}
 
-    def star(clean: float, robust: float, number: int) -> str:
-        color = colors[number] if colors else NONE
-        axes.plot(clean, robust, "*", color=color, markersize=10, markeredgewidth=0, label="none")
-        return color
+    def mark(clean: float, robust: float, number: int) -> None:
+        marker = markers[number % len(markers)]
+        size = 10 if marker == PLAIN.marker else 4.5
+        axes.plot(clean, robust, marker, color=PLAIN.color, markersize=size, markeredgewidth=0, label=PLAIN.title)
 
     for number, spot in enumerate(spots):
         if spot not in far:
-            star(*spot, number)
+            mark(*spot, number)
     low, high = axes.get_ylim()  # with those that are near
     for number, (clean, robust) in enumerate(spots):
         if (clean, robust) in far:
-            color = star(clean, high, number)
+            mark(clean, high, number)
             axes.set_ylim(low, high + (high - low) / 12)
             beside = (7, -3) if len(spots) == 1 else (-10, -14 - 10 * number)  # below, where others may stand beside
-            axes.annotate(f"{robust:.3g} ↑", (clean, high), beside, textcoords="offset points", fontsize=8, color=color)
+            axes.annotate(f"{robust:.3g} ↑", (clean, high), beside, textcoords="offset points", fontsize=8)
 
 
 def _spots(points: Sequence[Point], threat: str) -> list[tuple[float, float]]:
@@ -109,33 +88,62 @@ def family_plot(points: Sequence[Point], threat: str) -> bytes:
 
 
 def question_plot(answer: Answer) -> bytes:
-    """The curves of one question; points of one regularizer are tied where variants are compared."""
-    return _panels(answer.question, answer.curves, tied=_compares_variants(answer))
+    """The curves of one question."""
+    draw = _variant_panels if _compares_variants(answer) else _family_panels
+    return draw(answer.question, answer.curves)
 
 
 def variant_plot(points: Sequence[Point]) -> bytes:
     """All families of one variant."""
     families = sorted(dict.fromkeys(point.family for point in points), key=place_of)
     curves = [Curve(title_of(family), tuple(p for p in points if p.family == family)) for family in families]
-    return _panels(str(points[0].variant), curves, tied=False)
+    return _family_panels(str(points[0].variant), curves)
 
 
-def _panels(title: str, curves: Sequence[Curve], tied: bool) -> bytes:
-    """A panel for each threat."""
+def _family_panels(title: str, curves: Sequence[Curve]) -> bytes:
+    """A panel for each threat, a line for each family."""
     threats = compared_threats(point for curve in curves for point in curve.points)
     figure, panels = _grid(threats, 0.2 * len(curves) + 0.3)
     for axes, threat in zip(panels, threats, strict=True):
-        plain: list[tuple[tuple[float, float], str]] = []
         for number, curve in enumerate(curves):
             color, line = (number, number) if curve.pair is None else (curve.pair, number % 2)
             if joined := [p for p in curve.points if p.kind != "none"]:
-                _line(axes, joined, threat, curve.title, f"C{color}", number, "none" if tied else LINES[line % len(LINES)])
-            plain += [(spot, f"C{color}") for spot in _spots([p for p in curve.points if p.kind == "none"], threat)]
-        if tied:
-            _tie(axes, curves, threat)
-        _mark_plain(axes, [spot for spot, _ in plain], [color for _, color in plain])
+                _line(axes, joined, threat, curve.title, f"C{color}", number, LINES[line % len(LINES)])
+        _mark_plain(axes, _spots([p for curve in curves for p in curve.points if p.kind == "none"], threat))
         _label(axes, threat)
     _legend_below(figure, panels)
+    return _titled(figure, title)
+
+
+def _variant_panels(title: str, curves: Sequence[Curve]) -> bytes:
+    """A panel for each threat, a marker for each variant, a color for each way of training; regularizers are tied."""
+    everyone = [point for curve in curves for point in curve.points]
+    threats = [t for t in compared_threats(everyone) if sum(bool(_spots(curve.points, t)) for curve in curves) > 1]
+    ways = [way for way in EVERY if any(way_of(point.kind) is way for point in everyone)]
+    figure, panels = _grid(threats, 0.2 * max(len(curves), math.ceil(len(ways) / 2)) + 0.3)
+    for axes, threat in zip(panels, threats, strict=True):
+        for way in ways:
+            for number, curve in enumerate(curves):
+                members = [point for point in curve.points if way_of(point.kind) is way]
+                if members and way is not PLAIN:
+                    _line(axes, members, threat, UNNAMED, way.color, number, "none")
+        _tie(axes, curves, threat)
+        plain = {
+            spot: MARKERS[number % len(MARKERS)]
+            for number, curve in enumerate(curves)
+            for spot in _spots([point for point in curve.points if point.kind == "none"], threat)
+        }
+        _mark_plain(axes, list(plain), list(plain.values()))
+        _label(axes, threat)
+    for way in ways:  # in the legend, colors alone and markers alone
+        panels[0].plot([], [], color=way.color, linewidth=4, label=way.title)
+    for number, curve in enumerate(curves):
+        panels[0].plot([], [], MARKERS[number % len(MARKERS)], color="0.4", markersize=4.5, label=curve.title)
+    _legend_below(figure, panels[:1], columns=2)
+    return _titled(figure, title)
+
+
+def _titled(figure: Figure, title: str) -> bytes:
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figures.to_png(figure, DPI)
 
@@ -149,7 +157,7 @@ def _grid(threats: Sequence[str], more_height: float) -> tuple[Figure, list[Axes
 def _legend_below(figure: Figure, panels: Sequence[Axes], columns: int = 1) -> None:
     """Of all panels: the first may lack a curve that others have."""
     found = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    found = dict(sorted(found.items(), key=lambda item: item[0] == "none"))  # last
+    found = dict(sorted(found.items(), key=lambda item: item[0] == PLAIN.title))  # last
     figure.legend(found.values(), found.keys(), loc="outside lower center", fontsize=8, frameon=False, ncols=columns)
 
 

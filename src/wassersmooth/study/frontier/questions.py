@@ -14,11 +14,10 @@ from wassersmooth.study import kinds
 from wassersmooth.study.frontier.comparison import Difference, EqualClean, all_clear, at_equal_clean, at_equal_strength
 from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import MORE_CLEAN, THREATS, Point, Variant, base_variant, compared_threats
-from wassersmooth.study.regularizers import ON_A_GRAPH, PENALTIES
+from wassersmooth.study.frontier.ways import SIDES, way_of
+from wassersmooth.study.regularizers import ON_A_GRAPH
 from wassersmooth.study.tables import counted, listed
 
-WITHOUT_ATTACKS = (*PENALTIES, "tikhonov", "tikhonov-curvature", "tikhonov-euclidean")
-SIDES = ("Penalties", "Adversarial training", "Combinations", "Noise", "The plain network")
 SAME_GEOMETRY = {"adversarial": "dual-norm", "l2-adversarial": "euclidean", "wasserstein-adversarial": "wasserstein"}
 
 
@@ -205,13 +204,14 @@ def _of_variants(
         pairs = [(p, base[p.regularizer]) for p in others if p.regularizer in base]
         if not pairs:
             continue
-        found = {_side(p) for p, _ in pairs}  # what helps one may hurt another
+        found = {way_of(p.kind).side for p, _ in pairs}  # what helps one may hurt another
         for side in filter(found.__contains__, SIDES):
             told = f"{side}: {subject[0].lower()}{subject[1:]}" if len(found) > 1 else subject
-            sentences.append(_equal_strength_sentence(told, [pair for pair in pairs if _side(pair[0]) == side], noise))
+            here = [(p, other) for p, other in pairs if way_of(p.kind).side == side]
+            sentences.append(_equal_strength_sentence(told, here, noise))
             both = [
                 ([p for p in others if p.family == family], [p for p in base.values() if p.family == family])
-                for family in dict.fromkeys(p.family for p in others if p.kind != "none" and _side(p) == side)
+                for family in dict.fromkeys(p.family for p in others if p.kind != "none" and way_of(p.kind).side == side)
             ]
             if both:
                 sentences.append(_equal_clean_sentence(told, both, noise, at_first=True))
@@ -221,16 +221,6 @@ def _of_variants(
         return Answer(name, question, (f"Not answered yet: {missing}.",), ())
     known = Curve(str(usual), tuple(p for p in points if p.variant == usual and p.regularizer in compared))
     return Answer(name, question, tuple(sentences), (known, *curves))
-
-
-def _side(point: Point) -> str:
-    """Which way of training a point is, roughly: one of :data:`SIDES`."""
-    penalty, attack, both, noise, plain = SIDES
-    if point.kind == "none":
-        return plain
-    if point.kind in WITHOUT_ATTACKS:
-        return penalty
-    return both if "+" in point.kind else noise if point.kind.endswith("-noise") else attack
 
 
 def _equal_clean_sentence(
