@@ -255,6 +255,25 @@ def test_what_a_stopped_evaluation_has_measured_counts(tmp_path: Path) -> None:
     assert "autoattack_8_pixel" not in row_of(Run.at(place))["errors"]
 
 
+def test_the_page_says_how_to_train_again_and_with_which_versions(tmp_path: Path) -> None:
+    results = tmp_path / "frontier.json"
+    for seed in (0, 3):
+        fake_run(tmp_path / "a", "none", seed=seed)
+        fake_run(tmp_path / "b", "none", seed=seed, epochs=50, milestones=[25, 40], patience=7, patience_on="robust")
+    gather([tmp_path / "a", tmp_path / "b"], results, SILENT)
+    page = page_text(Frontier.at(results), results)
+    assert "--epochs 50 --milestones 25 40 --patience 7 --patience-on robust --seeds 0 3` (not all seeds for all)" in page
+    stored = json.loads(results.read_text())
+    assert all(row["versions"]["torch"] for row in stored["rows"])
+    assert "of the rows do not say" not in page
+    stored["rows"][0].pop("versions")
+    stored["rows"][1]["versions"]["torch"] = "made-up"
+    results.write_text(json.dumps(stored))
+    page = page_text(Frontier.at(results), results)
+    assert " or made-up" in page or "made-up or " in page
+    assert "(1 of the rows do not say)" in page
+
+
 def test_one_point_of_each_kind_is_chosen(gathered: Path) -> None:
     points = points_of(Frontier.at(gathered).rows)
     found = chosen(points)

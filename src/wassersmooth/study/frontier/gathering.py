@@ -91,7 +91,7 @@ def row_of(run: Run) -> Row:
         if name not in row["errors"]:  # measured by another suite, or by an evaluation that was stopped before its end
             _add_measure(row, name, seen)
     row |= {"training_seconds": origin["seconds"], "runs_at_once": config.machine.parallel}
-    row |= {"commit": origin.get("commit"), "hardware": origin.get("device")}
+    row |= {"commit": origin.get("commit"), "hardware": origin.get("device"), "versions": origin.get("versions")}
     if (run.folder / EVALUATIONS["validation"]).is_file():
         held_out = run.evaluation("validation")
         row["validation"] = {"errors": _rounded(held_out["errors"]), "flips": _rounded(held_out["flips"])}

@@ -28,6 +28,7 @@ from wassersmooth.study.frontier.points import (
 )
 from wassersmooth.study.frontier.questions import Answer, answers, title_of
 from wassersmooth.study.report.summary import GUESSING
+from wassersmooth.study.rows import Row
 from wassersmooth.study.tables import listed, markdown_table, short_commit
 
 FLIPPED = "label changes along a translation by up to 16 pixels to both sides, mean of both axes"
@@ -93,7 +94,7 @@ def page_text(frontier: Frontier, results: Path, answered: Sequence[Answer] | No
         }
         drawn = variant != base and any(point.variant == variant for point in points)
         plot = [f"![Clean error against each threat: {variant}]({folder}/{variant.slug}.png)"] if drawn else []
-        parts += [f"### {variant}", *plot, _table(mine, front_here)]
+        parts += [f"### {variant}", *plot, _flags(mine), _table(mine, front_here)]
     parts += ["## Chosen points", *_chosen(everything)]
     return "\n\n".join(parts) + "\n"
 
@@ -151,8 +152,20 @@ def _harness(frontier: Frontier, points: Sequence[Point]) -> str:
         f"{len(rows)} runs at {len(points)} points: {h['model']} on {h['dataset']}, batch {h['batch_size']}, SGD with momentum "
         f"{h['momentum']:g}, learning rate {h['learning_rate']:g}, weight decay {h['weight_decay']:g}, {h['precision']}; "
         f"{100 * h['validation']:g} % of the training images held out. Attacks on {images} test images. "
-        f"Hardware: {hardware}. Commits: {commits}."
+        f"Hardware: {hardware}. Commits: {commits}. {_versions(rows)}"
     )
+
+
+def _versions(rows: Sequence[Row]) -> str:
+    """Of those rows that say; earlier versions of this program did not write them."""
+    told = [row["versions"] for row in rows if row.get("versions")]
+    each: dict[str, dict[str, None]] = {}
+    for found in told:
+        for name, number in found.items():
+            each.setdefault(name, {})[number] = None
+    text = ", ".join(f"{name} {' or '.join(numbers)}" for name, numbers in each.items()) or "unknown"
+    silent = len(rows) - len(told)
+    return f"Versions: {text}" + (f" ({silent} of the rows do not say)." if silent and told else ".")
 
 
 def _reading(noise: Noise) -> str:
@@ -180,6 +193,18 @@ def _reading(noise: Noise) -> str:
 def _answered(answer: Answer, folder: str) -> list[str]:
     plot = [f"![{answer.question}]({folder}/question-{answer.name}.png)"] if answer.curves else []
     return ["\n".join(f"- {sentence}" for sentence in answer.sentences), *plot]
+
+
+def _flags(points: Sequence[Point]) -> str:
+    """What sets the runs of a variant apart from those of others, as it is written after ``wassersmooth train``."""
+    variant, row = points[0].variant, points[0].rows[0]
+    flags = f"--activation {variant.activation} --augment {variant.augment} --epochs {variant.epochs}"
+    if "milestones" in row:
+        flags += f" --milestones {' '.join(map(str, row['milestones']))}"
+    if variant.patience is not None:
+        flags += f" --patience {variant.patience} --patience-on {variant.patience_on}"
+    seeds = " ".join(map(str, sorted({row["seed"] for point in points for row in point.rows})))
+    return f"Trained with `{flags} --seeds {seeds}` (not all seeds for all) and the `--regularizers` of the table."
 
 
 def _table(points: Sequence[Point], on_front: dict[str, set[str]]) -> str:
