@@ -22,7 +22,7 @@ from wassersmooth.robustness.intervals import wilson
 from wassersmooth.robustness.suites import FRONTIER
 from wassersmooth.study import kinds
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.frontier import gathering, plots, questions, ways
+from wassersmooth.study.frontier import courses, gathering, plots, questions, ways
 from wassersmooth.study.frontier.comparison import at_equal_clean
 from wassersmooth.study.frontier.gathering import Frontier, gather, marked, row_of, united
 from wassersmooth.study.frontier.noise import Noise
@@ -537,6 +537,35 @@ def test_variants_are_told_by_markers_and_ways_of_training_by_colors(tmp_path: P
     assert expected.items() <= seen.items()
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()][-1] == "none"
+
+
+def test_the_course_of_robust_validation_error_is_told_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = {"epochs": 4, "milestones": [2, 3]}
+    for text in ("euclidean:eta=1", "euclidean:eta=2"):
+        fake_run(tmp_path / "base", text)
+    fake_run(tmp_path / "long", "euclidean:eta=1", **long)
+    place = fake_run(tmp_path / "early", "euclidean:eta=1", patience=4, patience_on="robust", **long)
+    course = [(50.0, 70.0), (40.0, 60.0), (30.0, 55.555), (25.0, 62.0)]
+    lines = [json.dumps({"epoch": n + 1, "validation_error": c, "robust_error": r}) for n, (c, r) in enumerate(course)]
+    (place / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    results = tmp_path / "frontier.json"
+    gather([tmp_path / name for name in ("base", "long", "early")], results, SILENT)
+    rows = Frontier.at(results).rows
+    (row,) = (row for row in rows if "course" in row)
+    assert row["course"] == {"clean": [50.0, 40.0, 30.0, 25.0], "robust": [70.0, 60.0, 55.55, 62.0]}
+    page = write_page(results)
+    said = "the error is lowest after epoch 3 of 4, 55.5 % with a clean error of 30.0 %, and at the end 62.0 % with 25.0 %."
+    assert said in page.read_text()
+    assert "(frontier/question-epochs-course.png)" in page.read_text()
+    assert (tmp_path / "frontier" / "question-epochs-course.png").stat().st_size > 1000
+    drawn: list[Figure] = []
+    monkeypatch.setattr(courses.figures, "to_png", lambda figure, dpi: drawn.append(figure))
+    courses.course_plot([row])
+    robust, clean, kept, *drops = drawn[0].axes[0].lines
+    assert list(robust.get_ydata()) == row["course"]["robust"]
+    assert list(clean.get_ydata()) == row["course"]["clean"]
+    assert (kept.get_xdata()[0], kept.get_ydata()[0]) == (3, 55.55)
+    assert [drop.get_xdata()[0] for drop in drops] == [2, 3]
 
 
 @pytest.mark.parametrize(

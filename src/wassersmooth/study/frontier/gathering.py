@@ -80,7 +80,11 @@ def row_of(run: Run) -> Row:
     row |= {"activation": config.model.activation, "augment": config.data.augment, "epochs": config.training.epochs}
     row |= {"patience": config.training.patience, "patience_on": config.training.patience_on}
     row |= {"milestones": list(config.training.milestones), "seed": config.seed}
-    row |= {"epochs_trained": len(run.metrics()), "errors": _rounded(evaluation["errors"])}
+    epochs = run.metrics()
+    if epochs and all("robust_error" in epoch for epoch in epochs):
+        names = {"clean": "validation_error", "robust": "robust_error"}
+        row["course"] = {name: [round(epoch[key], 2) for epoch in epochs] for name, key in names.items()}
+    row |= {"epochs_trained": len(epochs), "errors": _rounded(evaluation["errors"])}
     row |= {"images": {entry["name"]: entry["images"] for entry in evaluation.get("entries", [])}}
     row |= {"intervals": {name: [round(end, 3) for end in ends] for name, ends in intervals.items()}}
     row |= {"flips": _rounded(evaluation["flips"]), "verdict": evaluation["verdict"]}

@@ -9,6 +9,7 @@ from pathlib import Path
 from wassersmooth.robustness import suites
 from wassersmooth.study import durable
 from wassersmooth.study.frontier.aims import aims
+from wassersmooth.study.frontier.courses import course_plot
 from wassersmooth.study.frontier.families import standings_table
 from wassersmooth.study.frontier.gathering import Frontier
 from wassersmooth.study.frontier.noise import Noise
@@ -59,6 +60,8 @@ def write_page(results: Path) -> Path:
     for answer in answered:
         if answer.curves:
             durable.write(folder / f"question-{answer.name}.png", question_plot(answer))
+        if answer.courses:
+            durable.write(folder / f"question-{answer.name}-course.png", course_plot(answer.courses))
     page = results.with_suffix(".md")
     durable.write(page, page_text(frontier, results, answered).encode())
     return page
@@ -192,6 +195,8 @@ def _reading(noise: Noise) -> str:
 
 def _answered(answer: Answer, folder: str) -> list[str]:
     plot = [f"![{answer.question}]({folder}/question-{answer.name}.png)"] if answer.curves else []
+    if answer.courses:
+        plot.append(f"![Validation error from epoch to epoch]({folder}/question-{answer.name}-course.png)")
     return ["\n".join(f"- {sentence}" for sentence in answer.sentences), *plot]
 
 

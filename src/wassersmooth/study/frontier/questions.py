@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from wassersmooth.study import kinds
 from wassersmooth.study.frontier.comparison import Difference, EqualClean, all_clear, at_equal_clean, at_equal_strength
+from wassersmooth.study.frontier.courses import course_sentence, courses_of
 from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import MORE_CLEAN, THREATS, Point, Variant, base_variant, compared_threats
 from wassersmooth.study.frontier.ways import SIDES, way_of
 from wassersmooth.study.regularizers import ON_A_GRAPH
+from wassersmooth.study.rows import Row
 from wassersmooth.study.tables import counted, listed
 
 SAME_GEOMETRY = {"adversarial": "dual-norm", "l2-adversarial": "euclidean", "wasserstein-adversarial": "wasserstein"}
@@ -36,12 +38,17 @@ class Curve:
 
 @dataclass(frozen=True)
 class Answer:
-    """A question, what the rows say, and the curves to look at. Without curves the rows are still missing."""
+    """A question, what the rows say, and the curves to look at. Without curves the rows are still missing.
+
+    Attributes:
+        courses: runs whose validation error from epoch to epoch is shown as well.
+    """
 
     name: str
     question: str
     sentences: tuple[str, ...]
     curves: tuple[Curve, ...]
+    courses: tuple[Row, ...] = ()
 
 
 def title_of(family: str) -> str:
@@ -147,7 +154,9 @@ def early_stopping(points: Sequence[Point], noise: Noise) -> Answer:
             named.append((f"Over {v.epochs} epochs, {_kept(v)} in place of the last", v, whole))
     missing = f"it takes rows with more than {base.epochs} epochs, with and without --patience"
     question = "Does stopping early prevent the overfitting of robustness?"
-    return _of_variants("epochs", question, named, points, noise, missing)
+    answer = _of_variants("epochs", question, named, points, noise, missing)
+    seen = tuple(courses_of(points)) if answer.curves else ()
+    return dataclasses.replace(answer, sentences=(*answer.sentences, *map(course_sentence, seen)), courses=seen)
 
 
 def augmentation(points: Sequence[Point], noise: Noise) -> Answer:
