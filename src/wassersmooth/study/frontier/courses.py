@@ -29,8 +29,8 @@ def course_sentence(row: Row) -> str:
     best = robust.index(min(robust))
     return (
         f"`{row['regularizer']}`, seed {row['seed']}: on {ATTACKED_IMAGES} attacked validation images the error is lowest "
-        f"after epoch {best + 1} of {len(robust)}, {robust[best]:.1f} % with a clean error of {clean[best]:.1f} %, and at the end "
-        f"{robust[-1]:.1f} % with {clean[-1]:.1f} %."
+        f"after epoch {best + 1} of {len(robust)}, {robust[best]:.1f} % with a clean error of {clean[best]:.1f} %, and at "
+        f"the end {robust[-1]:.1f} % with {clean[-1]:.1f} %."
     )
 
 
