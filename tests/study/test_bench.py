@@ -117,6 +117,24 @@ def test_parts_that_were_not_asked_for_stay_if_the_machine_and_the_settings_are_
     assert "memory: not measured, CUDA only" in out
 
 
+def test_a_few_steps_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Compiling takes long, so whoever wants the price of one regularizer waits for no other."""
+    path = tmp_path / "bench.json"
+    few = [*QUICK, "--only", "step", "--cases", "euclidean", "--output", str(path)]
+    assert cli.main([*few, "--regularizers", "dual-norm:eta=0.5", "dual-norm:eta=0.50"]) == 0
+    report = json.loads(path.read_text())
+    assert list(report["step"]) == ["plain", "euclidean", "dual-norm:eta=0.5"]
+    assert (report["ratio"], report["goals"]) == ({}, [])
+    before = path.read_bytes()
+    capsys.readouterr()
+    assert cli.main(few) == 2
+    assert "holds steps that are not to be timed again, dual-norm:eta=0.5, and would lose them" in capsys.readouterr().err
+    assert cli.main([*QUICK, "--render", str(path), "--page", str(tmp_path / "page.md")]) == 2
+    assert "--render needs all steps; the file has no wasserstein_r2, " in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert cli.main([*few, "--regularizers", "dual-norm:eta=0.5"]) == 0  # the same again
+
+
 @pytest.mark.parametrize("case", ["plain", "wasserstein_r4", "pgd7", "double_backward_r4", "algorithm1_r8"])
 def test_the_limits_by_arithmetic_are_counted(case: str) -> None:
     """In multiples of a forward pass; the first layer, which needs no input gradient, and the last make up the rest."""

@@ -9,6 +9,7 @@ from typing import Literal
 from wassersmooth.study import durable, presets
 from wassersmooth.study.bench.measuring import PARTS, Options, Part, bench, setup_for, with_training
 from wassersmooth.study.bench.page import write_page
+from wassersmooth.study.bench.steps import CASES, Case
 from wassersmooth.study.config import Study, with_values
 from wassersmooth.study.distributed import world
 from wassersmooth.study.errors import StudyError
@@ -28,6 +29,8 @@ class Bench:
     wassersmooth bench --only step memory --output results/bench-h200.json: the other parts stay as the file has them, if they
     were measured on this machine with the same torch and the same settings.
 
+    wassersmooth bench --only step --cases plain --regularizers dual-norm:eta=0.5: what one more regularizer costs.
+
     wassersmooth bench --render results/bench-h200.json: measures nothing, and fills docs/speed.md with the tables and a plot.
     With --training runs/cifar10-paper the time of that study goes into the file first.
 
@@ -42,6 +45,8 @@ class Bench:
     """small, resnet20, timm:NAME or module:factory, in place of the preset's."""
     batch_size: int | None = None
     """In place of the preset's."""
+    cases: tuple[Case, ...] = CASES
+    """Which of its own steps are timed, beside the plain one: fewer take less time to compile."""
     regularizers: tuple[str, ...] = ()
     """Further steps to time, as in a study: wasserstein-noise:eta=0.1,radius=4."""
     quick: bool = False
@@ -86,7 +91,8 @@ class Bench:
         with world(self.device) as here:
             on_cuda = here.device.type == "cuda"
             usual = 2 if self.quick else 30 if on_cuda else 5
-            options = Options(usual if self.repeats is None else self.repeats, self.quick, self.only, self.regularizers)
+            repeats = usual if self.repeats is None else self.repeats
+            options = Options(repeats, self.quick, self.only, self.regularizers, self.cases)
             precision = ("tf32" if on_cuda else "float32") if self.precision == "auto" else self.precision
             compiling, last = (on_cuda if text == "auto" else text == "True" for text in (self.compile, self.channels_last))
             setup = setup_for(study, here.device, precision, compiling, last, self.quick)

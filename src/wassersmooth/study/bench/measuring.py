@@ -19,6 +19,7 @@ from wassersmooth.study.bench.steps import (
     MEMORY_CASES,
     PLAIN_SWEEPS,
     SWEEPS,
+    Case,
     Setup,
     captured_steps,
     make_step,
@@ -56,6 +57,7 @@ class Options:
     quick: bool
     only: tuple[Part, ...]
     regularizers: tuple[str, ...] = ()
+    cases: tuple[Case, ...] = CASES
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -64,6 +66,11 @@ class Options:
             raise StudyError(f"--only needs one or more of {', '.join(PARTS)}; got none; leave it out for all of them")
         for text in self.regularizers:
             Regularizer.parse(text)
+
+    def steps(self) -> list[str]:
+        """What is timed: the plain step, which everything is measured in, comes first."""
+        own = [case for case in CASES if case == "plain" or case in self.cases]
+        return [*own, *dict.fromkeys(str(Regularizer.parse(text)) for text in self.regularizers)]
 
 
 def setup_for(study: Study, device: torch.device, precision: str, compile: bool, channels_last: bool, quick: bool) -> Setup:
@@ -90,7 +97,14 @@ def bench(setup: Setup, options: Options, training: Path | None, path: Path, thr
     report: dict[str, Any] = {"hardware": provenance.hardware(setup.device), "torch": facts["versions"]["torch"], **made}
     report |= {key: facts[key] for key in ("versions", "cuda", "threads")}
     report |= {"settings": setup.describe() | {"repeats": options.repeats, "quick": options.quick}}
-    report |= _kept(path, report, screen) | {"limit": {name: SWEEPS[name] / PLAIN_SWEEPS for name in CASES}}
+    kept = _kept(path, report, screen)
+    lost = [name for name in kept["step"] or () if "step" in options.only and name not in options.steps()]
+    if lost:
+        raise StudyError(
+            f"{path} holds steps that are not to be timed again, {', '.join(lost)}, and would lose them; name them in --cases "
+            "and --regularizers, or choose another --output"
+        )
+    report |= kept | {"limit": {name: SWEEPS[name] / PLAIN_SWEEPS for name in CASES}}
     measures: dict[Part, Callable[[], dict[str, Any]]] = {
         "step": lambda: _steps(setup, options, screen),
         "profile": lambda: {"profile": _profile(setup, screen)},
@@ -171,7 +185,7 @@ def _steps_of(run: Run) -> int | None:
 
 
 def _steps(setup: Setup, options: Options, screen: Screen) -> dict[str, Any]:
-    cases = [*CASES, *(str(Regularizer.parse(text)) for text in options.regularizers)]
+    cases = options.steps()
     tell = _Telling(screen, "steps", len(cases) + options.repeats)
     steps = dict(zip(cases, captured_steps(cases, setup, tell), strict=True))
     found = timings({name: step.work for name, step in steps.items()}, options.repeats, setup.device, tell)
@@ -182,7 +196,12 @@ def _steps(setup: Setup, options: Options, screen: Screen) -> dict[str, Any]:
     for name, step in steps.items():
         how[name] = {"engine": step.engine, "captured": step.captured} | ({"note": step.note} if step.note else {})
     spread = {name: [timing.low, timing.high] for name, timing in found.items()}
-    return {"step": ms, "ratio": {f"{a}/{b}": ms[a] / ms[b] for a, b in pairs}, "quartiles": spread, "engine": how}
+    return {
+        "step": ms,
+        "ratio": {f"{a}/{b}": ms[a] / ms[b] for a, b in pairs if a in ms and b in ms},
+        "quartiles": spread,
+        "engine": how,
+    }
 
 
 def _profile(setup: Setup, screen: Screen) -> dict[str, Any] | None:

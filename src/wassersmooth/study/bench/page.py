@@ -18,6 +18,8 @@ def write_page(report: Report, page: Path) -> None:
     """Fills the page's blocks and draws its plot."""
     if not {"hardware", "settings", "limit"} <= report.keys():
         raise StudyError("--render needs a file that wassersmooth bench has written; got another kind of JSON; measure again")
+    if report.get("step") and (missing := [name for name in LABELS if name not in report["step"]]):
+        raise StudyError(f"--render needs all steps; the file has no {', '.join(missing)}; measure again without --cases")
     try:
         text = page.read_text()
     except OSError as error:

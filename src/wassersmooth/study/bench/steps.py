@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,10 @@ from wassersmooth.study.config import Model
 from wassersmooth.study.regularizers import Regularizer
 
 ETA = 0.3
-RADII = (2, 4, 8)
-CASES = ("plain", "euclidean", *(f"wasserstein_r{r}" for r in RADII), "pgd7", "double_backward_r4", "algorithm1_r8")
+Case = Literal[
+    "plain", "euclidean", "wasserstein_r2", "wasserstein_r4", "wasserstein_r8", "pgd7", "double_backward_r4", "algorithm1_r8"
+]
+CASES: tuple[Case, ...] = get_args(Case)
 MEMORY_CASES = ("plain", "wasserstein_r4", "double_backward_r4", "pgd7")
 
 # Sweeps over the network: forward, input gradient, weight gradient and their tangents cost one each; tests count them.

@@ -54,7 +54,7 @@ def goals(report: Report) -> list[dict[str, Any]]:
     shaky, ratios = set(unsteady(report)), {name for name, _, _ in RATIO_GOALS}
     found: list[tuple[str, float, str, float]] = []
     if report.get("ratio"):
-        found += [(name, report["ratio"][name], sign, goal) for name, sign, goal in RATIO_GOALS]
+        found += [(name, report["ratio"][name], sign, goal) for name, sign, goal in RATIO_GOALS if name in report["ratio"]]
     if report.get("accuracy"):
         found.append(("error of the gradient, fast/double backward", report["accuracy"]["ratio"], "<=", ERROR_GOAL))
     if report.get("memory"):
