@@ -218,8 +218,12 @@ def test_a_row_that_is_trained_anew_is_said(tmp_path: Path, capsys: pytest.Captu
 def test_rows_say_which_images_are_wrong(tmp_path: Path) -> None:
     place = fake_run(tmp_path / "a", "none")
     record = json.loads((place / "evaluation.json").read_text()) | {"model_sha256": "m", "test_sha256": "t"}
+    record["errors"]["clean"] = 400 / 9
+    record["entries"] = [entry | {"images": 9} for entry in record["entries"]]
     (place / "evaluation.json").write_text(json.dumps(record))
     memory = MeasuredRows(place / "measured.jsonl", {"model_sha256": "m", "test_sha256": "t", "device": "cuda"})
+    memory["pgd20_margin_2_pixel as it was before, seed 1, 9 of 9 images"] = torch.zeros(9, dtype=torch.bool)  # another error
+    memory["clean in another way, seed 1, 9 of 9 images"] = torch.ones(9, dtype=torch.bool)  # not the latest
     memory["clean the images as they are, seed 1, 3 of 9 images"] = torch.tensor([True, False, True])
     memory["clean the images as they are, seed 1, 9 of 9 images"] = torch.arange(9) < 4
     memory["flips_horizontal reach 2, seed 1, 3 of 9 images"] = torch.ones(3, 4, dtype=torch.bool)
@@ -231,8 +235,9 @@ def test_rows_say_which_images_are_wrong(tmp_path: Path) -> None:
     assert list(row["wrong"]) == ["clean"]
     assert np.unpackbits(np.frombuffer(base64.b64decode(row["wrong"]["clean"]), np.uint8)).tolist() == [1] * 4 + [0] * 12
     assert (place / "measured.jsonl").read_bytes() == before
-    (place / "measured.jsonl").write_bytes(b"\x80 broken")
-    assert row_of(Run.at(place))["wrong"] == {}
+    for broken in (b"\x80 broken", b"[]\n", b'{"subject": null}\n{"name": 3, "shape": [1], "bits": "gA=="}\n'):
+        (place / "measured.jsonl").write_bytes(broken)
+        assert row_of(Run.at(place))["wrong"] == {}
 
 
 def test_what_a_stopped_evaluation_has_measured_counts(tmp_path: Path) -> None:
@@ -262,7 +267,13 @@ def test_the_page_says_how_to_train_again_and_with_which_versions(tmp_path: Path
         fake_run(tmp_path / "b", "none", seed=seed, epochs=50, milestones=[25, 40], patience=7, patience_on="robust")
     gather([tmp_path / "a", tmp_path / "b"], results, SILENT)
     page = page_text(Frontier.at(results), results)
-    assert "--epochs 50 --milestones 25 40 --patience 7 --patience-on robust --seeds 0 3` (not all seeds for all)" in page
+    assert "--epochs 50 --milestones 25 40 --patience 7 --patience-on robust --seeds 0 3` and the `--regularizers`" in page
+    assert "not all seeds" not in page
+    fake_run(tmp_path / "a", "euclidean:eta=1", seed=3)
+    gather([tmp_path / "a", tmp_path / "b"], results, SILENT)
+    page = page_text(Frontier.at(results), results)
+    assert "--epochs 24 --milestones" in page
+    assert "--seeds 0 3` (not all seeds for all) and the `--regularizers`" in page
     stored = json.loads(results.read_text())
     assert all(row["versions"]["torch"] for row in stored["rows"])
     assert "of the rows do not say" not in page
@@ -514,6 +525,8 @@ def test_plain_networks_far_above_stand_at_the_edge_and_press_nothing_together()
     assert [text.get_text() for text in axes.texts] == ["99 ↑"]
     near, far = (line.get_ydata()[0] for line in axes.lines[1:])  # those that are near are drawn first
     assert (near, far < 43) == (38, True)
+    plots._mark_plain(axes, [(14.0, 44.0), (16.0, 41.0)])  # the second makes room for the first
+    assert [line.get_ydata()[0] for line in axes.lines[3:]] == [41.0, 44.0]
     assert [line.get_marker() for line in axes.lines[1:]] == ["s", "o"]
 
 
@@ -552,10 +565,13 @@ def test_the_course_of_robust_validation_error_is_told_and_drawn(tmp_path: Path,
     gather([tmp_path / name for name in ("base", "long", "early")], results, SILENT)
     rows = Frontier.at(results).rows
     (row,) = (row for row in rows if "course" in row)
-    assert row["course"] == {"clean": [50.0, 40.0, 30.0, 25.0], "robust": [70.0, 60.0, 55.55, 62.0]}
+    expected = {"clean": [50.0, 40.0, 30.0, 25.0], "robust": [70.0, 60.0, 55.55, 62.0], "kept": 3}
+    assert row["course"] == expected | {"attacked": courses.ATTACKED}
     page = write_page(results)
-    said = "the error is lowest after epoch 3 of 4, 55.5 % with a clean error of 30.0 %, and at the end 62.0 % with 25.0 %."
-    assert said in page.read_text()
+    said = "epoch 3 of 4 is kept, with errors of 55.5 % on attacked and 30.0 % on clean validation images"
+    assert (
+        f"- `euclidean:eta=1`, softplus, patience 4, seed 0: {said}; at the end they are 62.0 and 25.0 %." in page.read_text()
+    )
     assert "(frontier/question-epochs-course.png)" in page.read_text()
     assert (tmp_path / "frontier" / "question-epochs-course.png").stat().st_size > 1000
     drawn: list[Figure] = []
@@ -566,6 +582,9 @@ def test_the_course_of_robust_validation_error_is_told_and_drawn(tmp_path: Path,
     assert list(clean.get_ydata()) == row["course"]["clean"]
     assert (kept.get_xdata()[0], kept.get_ydata()[0]) == (3, 55.55)
     assert [drop.get_xdata()[0] for drop in drops] == [2, 3]
+    ramped = json.loads((place / "config.json").read_text()) | {"eta_ramp": 4}
+    (place / "config.json").write_text(json.dumps(ramped))
+    assert courses.course_of(Run.at(place))["course"]["kept"] == 4  # weights of a ramp are never kept
 
 
 @pytest.mark.parametrize(
@@ -579,6 +598,20 @@ def test_the_course_of_robust_validation_error_is_told_and_drawn(tmp_path: Path,
         (lambda row: row | {"validation": {"errors": {"clean": math.nan}}}, "clean is nan"),
         (lambda row: row | {"flips": {"vertical": 3.0}}, "flips of vertical alone"),
         (lambda row: row | {"wrong": {"made up": "AA"}}, "images of made up are not counted"),
+        (lambda row: row | {"versions": ["2.0"]}, "versions is no object of texts"),
+        (lambda row: row | {"versions": {"torch": None}}, "versions is no object of texts"),
+        (lambda row: row | {"milestones": None}, "milestones is no list"),
+        (lambda row: row | {"course": [1.0]}, "course is no object with lists of clean and robust errors"),
+        (
+            lambda row: row | {"course": {"clean": [1.0], "kept": 1}},
+            "course is no object with lists of clean and robust errors",
+        ),
+        (lambda row: row | {"course": {"clean": [1.0], "robust": [None], "kept": 1}}, "course has an error that is no number"),
+        (lambda row: row | {"course": {"clean": [], "robust": [], "kept": 1}}, "course has lists of several lengths, or .*"),
+        (
+            lambda row: row | {"course": {"clean": [1.0], "robust": [2.0, 3.0], "kept": 1}},
+            "course has lists of several lengths, or .*",
+        ),
     ],
 )
 def test_a_damaged_row_is_named(tmp_path: Path, damage: Callable[[dict[str, Any]], Any], message: str) -> None:

@@ -82,9 +82,9 @@ class WrongImages(NamedTuple):
 
 
 def wrong_images(path: Path, subject: Mapping[str, Any]) -> dict[str, WrongImages]:
-    """Which images are wrong under each measure of the subject, by its short name; of the most images.
+    """Which images are wrong under each measure of the subject, by its short name; of the most images, the latest of those.
 
-    Reads only. A file that is missing or broken has nothing to say.
+    Reads only. A file that is missing has nothing to say, and a broken one only what stands before the break.
     """
     found: dict[str, WrongImages] = {}
     owner: Mapping[str, Any] = {}
@@ -94,8 +94,10 @@ def wrong_images(path: Path, subject: Mapping[str, Any]) -> dict[str, WrongImage
             owner = entry.get("subject", owner)
             if "name" in entry and subject.items() <= owner.items() and len(entry["shape"]) == 1:
                 name = entry["name"].partition(" ")[0]
-                found[name] = max(found.get(name, WrongImages(0, "")), WrongImages(_unpacked(entry).numel(), entry["bits"]))
-    except (OSError, ValueError, KeyError, TypeError):
+                images = _unpacked(entry).numel()
+                if images and images >= found.get(name, WrongImages(0, "")).images:
+                    found[name] = WrongImages(images, entry["bits"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     return found
 
@@ -132,7 +134,10 @@ def _read(path: Path, subject: dict[str, Any]) -> dict[str, _Row]:
 
 def unpacked(bits: str, count: int) -> npt.NDArray[np.uint8]:
     """So many zeros and ones, as they are packed in the files."""
-    return np.unpackbits(np.frombuffer(base64.b64decode(bits), dtype=np.uint8), count=count)
+    packed = np.frombuffer(base64.b64decode(bits), dtype=np.uint8)
+    if count > 8 * len(packed):
+        raise ValueError(f"{count} bits are not in {len(packed)} bytes")
+    return np.unpackbits(packed, count=count)
 
 
 def _unpacked(entry: Mapping[str, Any]) -> Tensor:

@@ -29,7 +29,8 @@ class Bench:
     wassersmooth bench --only step memory --output results/bench-h200.json: the other parts stay as the file has them, if they
     were measured on this machine with the same torch and the same settings.
 
-    wassersmooth bench --only step --cases plain --regularizers dual-norm:eta=0.5: what one more regularizer costs.
+    wassersmooth bench --only step --cases plain --regularizers dual-norm:eta=0.5 --output dual-norm.json: what one more
+    regularizer costs.
 
     wassersmooth bench --render results/bench-h200.json: measures nothing, and fills docs/speed.md with the tables and a plot.
     With --training runs/cifar10-paper the time of that study goes into the file first.

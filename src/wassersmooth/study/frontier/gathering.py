@@ -15,6 +15,7 @@ from wassersmooth.robustness.intervals import wilson
 from wassersmooth.study import rows
 from wassersmooth.study.config import RunConfig, flatten
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.frontier.courses import course_damage, course_of
 from wassersmooth.study.frontier.points import THREATS, chosen, fronts, points_of
 from wassersmooth.study.measured_rows import WrongImages, unpacked, wrong_images
 from wassersmooth.study.rows import Row
@@ -80,20 +81,17 @@ def row_of(run: Run) -> Row:
     row |= {"activation": config.model.activation, "augment": config.data.augment, "epochs": config.training.epochs}
     row |= {"patience": config.training.patience, "patience_on": config.training.patience_on}
     row |= {"milestones": list(config.training.milestones), "seed": config.seed}
-    epochs = run.metrics()
-    if epochs and all("robust_error" in epoch for epoch in epochs):
-        names = {"clean": "validation_error", "robust": "robust_error"}
-        row["course"] = {name: [round(epoch[key], 2) for epoch in epochs] for name, key in names.items()}
-    row |= {"epochs_trained": len(epochs), "errors": _rounded(evaluation["errors"])}
+    row |= course_of(run) | {"epochs_trained": len(run.metrics()), "errors": _rounded(evaluation["errors"])}
     row |= {"images": {entry["name"]: entry["images"] for entry in evaluation.get("entries", [])}}
     row |= {"intervals": {name: [round(end, 3) for end in ends] for name, ends in intervals.items()}}
     row |= {"flips": _rounded(evaluation["flips"]), "verdict": evaluation["verdict"]}
     subject = {name: evaluation.get(name) for name in ("model_sha256", "test_sha256")}
     row |= {"wrong": {}} | subject
     for name, seen in wrong_images(run.folder / MEASURED["test"], subject).items():
-        row["wrong"][name] = seen.bits
         if name not in row["errors"]:  # measured by another suite, or by an evaluation that was stopped before its end
             _add_measure(row, name, seen)
+        if _error_of(seen, row["images"].get(name, 0)) == row["errors"][name]:  # not of an attack that has been changed since
+            row["wrong"][name] = seen.bits
     row |= {"training_seconds": origin["seconds"], "runs_at_once": config.machine.parallel}
     row |= {"commit": origin.get("commit"), "hardware": origin.get("device"), "versions": origin.get("versions")}
     if (run.folder / EVALUATIONS["validation"]).is_file():
@@ -104,9 +102,14 @@ def row_of(run: Run) -> Row:
 
 def _add_measure(row: Row, name: str, seen: WrongImages) -> None:
     wrong = int(unpacked(seen.bits, seen.images).sum())
-    row["errors"] |= _rounded({name: 100 * wrong / seen.images})
+    row["errors"][name] = _error_of(seen, seen.images)
     row["images"][name] = seen.images
     row["intervals"][name] = [round(end, 3) for end in wilson(wrong, seen.images)]
+
+
+def _error_of(seen: WrongImages, images: int) -> float | None:
+    """Of the first so many images."""
+    return round(100 * float(unpacked(seen.bits, images).mean()), 4) if 0 < images <= seen.images else None
 
 
 def family_of(config: RunConfig) -> str:
@@ -186,6 +189,11 @@ def _damage(row: object) -> str | None:
         return "validation is no object with errors"
     if len(row["flips"]) == 1:
         return f"flips of {next(iter(row['flips']))} alone"
+    if damage := course_damage(row):
+        return damage
+    versions = row.get("versions") or {}
+    if not isinstance(versions, dict) or not all(isinstance(version, str) for version in versions.values()):
+        return "versions is no object of texts"
     if unknown := [name for name in row.get("wrong", {}) if name not in row["images"]]:
         return f"images of {unknown[0]} are not counted"
     values = [pair for found in (row["errors"], row["flips"], seen["errors"], seen.get("flips", {})) for pair in found.items()]

@@ -208,8 +208,10 @@ def _flags(points: Sequence[Point]) -> str:
         flags += f" --milestones {' '.join(map(str, row['milestones']))}"
     if variant.patience is not None:
         flags += f" --patience {variant.patience} --patience-on {variant.patience_on}"
-    seeds = " ".join(map(str, sorted({row["seed"] for point in points for row in point.rows})))
-    return f"Trained with `{flags} --seeds {seeds}` (not all seeds for all) and the `--regularizers` of the table."
+    seeds = sorted({row["seed"] for point in points for row in point.rows})
+    some = " (not all seeds for all)" if any(point.seeds < len(seeds) for point in points) else ""
+    flags += f" --seeds {' '.join(map(str, seeds))}"
+    return f"Trained with `{flags}`{some} and the `--regularizers` of the table."
 
 
 def _table(points: Sequence[Point], on_front: dict[str, set[str]]) -> str:

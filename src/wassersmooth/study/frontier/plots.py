@@ -47,24 +47,25 @@ def overview_plot(points: Sequence[Point]) -> bytes:
 
 def _mark_plain(axes: Axes, spots: Sequence[tuple[float, float]], markers: Sequence[str] = PLAIN.marker) -> None:
     """Plain networks: far above the others they would press them together, so there they stand at the edge, with a value."""
-    low, high = axes.get_ylim()
-    far = {spot for spot in spots if axes.lines and spot[1] > high + (high - low) / 4}
 
     def mark(clean: float, robust: float, number: int) -> None:
         marker = markers[number % len(markers)]
         size = 10 if marker == PLAIN.marker else 4.5
         axes.plot(clean, robust, marker, color=PLAIN.color, markersize=size, markeredgewidth=0, label=PLAIN.title)
 
-    for number, spot in enumerate(spots):
-        if spot not in far:
-            mark(*spot, number)
-    low, high = axes.get_ylim()  # with those that are near
-    for number, (clean, robust) in enumerate(spots):
-        if (clean, robust) in far:
-            mark(clean, high, number)
-            axes.set_ylim(low, high + (high - low) / 12)
-            beside = (7, -3) if len(spots) == 1 else (-10, -14 - 10 * number)  # below, where others may stand beside
-            axes.annotate(f"{robust:.3g} ↑", (clean, high), beside, textcoords="offset points", fontsize=8)
+    far = []
+    for number, (clean, robust) in sorted(enumerate(spots), key=lambda item: item[1][1]):  # one that is near may reach the next
+        low, high = axes.get_ylim()
+        if axes.lines and robust > high + (high - low) / 4:
+            far.append((number, clean, robust))
+        else:
+            mark(clean, robust, number)
+    low, high = axes.get_ylim()
+    for number, clean, robust in sorted(far):
+        mark(clean, high, number)
+        axes.set_ylim(low, high + (high - low) / 12)
+        beside = (7, -3) if len(spots) == 1 else (-10, -14 - 10 * number)  # below, where others may stand beside
+        axes.annotate(f"{robust:.3g} ↑", (clean, high), beside, textcoords="offset points", fontsize=8)
 
 
 def _spots(points: Sequence[Point], threat: str) -> list[tuple[float, float]]:
@@ -118,7 +119,8 @@ def _family_panels(title: str, curves: Sequence[Curve]) -> bytes:
 def _variant_panels(title: str, curves: Sequence[Curve]) -> bytes:
     """A panel for each threat, a marker for each variant, a color for each way of training; regularizers are tied."""
     everyone = [point for curve in curves for point in curve.points]
-    threats = [t for t in compared_threats(everyone) if sum(bool(_spots(curve.points, t)) for curve in curves) > 1]
+    known = compared_threats(everyone)
+    threats = [t for t in known if sum(bool(_spots(curve.points, t)) for curve in curves) > 1] or known
     ways = [way for way in EVERY if any(way_of(point.kind) is way for point in everyone)]
     figure, panels = _grid(threats, 0.2 * max(len(curves), math.ceil(len(ways) / 2)) + 0.3)
     for axes, threat in zip(panels, threats, strict=True):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from wassersmooth.study import kinds
 from wassersmooth.study.frontier.comparison import Difference, EqualClean, all_clear, at_equal_clean, at_equal_strength
-from wassersmooth.study.frontier.courses import course_sentence, courses_of
+from wassersmooth.study.frontier.courses import BY_LUCK, course_sentence, courses_of
 from wassersmooth.study.frontier.noise import UNSEEDED, Noise
 from wassersmooth.study.frontier.points import MORE_CLEAN, THREATS, Point, Variant, base_variant, compared_threats
 from wassersmooth.study.frontier.ways import SIDES, way_of
@@ -155,8 +155,9 @@ def early_stopping(points: Sequence[Point], noise: Noise) -> Answer:
     missing = f"it takes rows with more than {base.epochs} epochs, with and without --patience"
     question = "Does stopping early prevent the overfitting of robustness?"
     answer = _of_variants("epochs", question, named, points, noise, missing)
-    seen = tuple(courses_of(points)) if answer.curves else ()
-    return dataclasses.replace(answer, sentences=(*answer.sentences, *map(course_sentence, seen)), courses=seen)
+    seen = tuple(courses_of(points, {variant for _, variant, _ in named}))
+    told = [*map(course_sentence, seen), *([BY_LUCK] if seen else [])]
+    return dataclasses.replace(answer, sentences=(*answer.sentences, *told), courses=seen)
 
 
 def augmentation(points: Sequence[Point], noise: Noise) -> Answer:
