@@ -27,7 +27,7 @@ from wassersmooth.study.frontier.comparison import at_equal_clean
 from wassersmooth.study.frontier.gathering import Frontier, gather, marked, row_of, united
 from wassersmooth.study.frontier.noise import Noise
 from wassersmooth.study.frontier.page import page_text, write_page
-from wassersmooth.study.frontier.points import STRONGEST, THREATS, base_variant, chosen, fronts, points_of
+from wassersmooth.study.frontier.points import STRONGEST, THREATS, Point, base_variant, chosen, fronts, points_of
 from wassersmooth.study.measured_rows import MeasuredRows
 from wassersmooth.study.regularizers import KINDS
 from wassersmooth.study.runs import Run
@@ -553,6 +553,12 @@ def test_variants_are_told_by_markers_and_ways_of_training_by_colors(tmp_path: P
     assert expected.items() <= seen.items()
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()][-1] == "none"
+    alone = [  # measured each in its own way, so nothing is compared; it is drawn all the same
+        Point(tuple(row | {"errors": {name: row["errors"][name] for name in ("clean", threat)}, "flips": {}} for row in p.rows))
+        for p, threat in zip((points[0], points[-1]), ("elastic_1.5", "pgd20_l2_0.5_pixel"), strict=True)
+    ]
+    plots._variant_panels("", [questions.Curve(point.regularizer, (point,)) for point in alone])
+    assert len(drawn[1].axes) == 2
 
 
 def test_the_course_of_robust_validation_error_is_told_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
