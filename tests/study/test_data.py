@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +157,14 @@ def test_what_may_not_be_meant_about_own_data_is_remarked(tmp_path: Path) -> Non
     (gap,) = data.load(Data(dataset=str(path))).remarks
     assert "no training image of 1, 2, 3, 4, 5, ...; " in gap
     assert data.load(Data(dataset=str(stripes_file(tmp_path)))).remarks == data.load(Data()).remarks == ()
+
+
+@pytest.mark.parametrize("shape", [(1, 9, 8), (3, 8, 8)], ids=["size", "channels"])
+def test_test_images_have_the_shape_of_training_images(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+    images, labels = stripes(60, 0)
+    path = tmp_path / "own.npz"
+    np.savez(path, images=images, labels=labels, test_images=np.zeros((5, *shape), np.uint8), test_labels=labels[:5])
+    expected = f"its test images are {shape} (channels, height, width); expected (1, 8, 8), as its training images are; store"
+    with pytest.raises(StudyError, match=re.escape(f"{path}: {expected} both alike")) as caught:
+        data.load(Data(dataset=str(path)))
+    assert "\n" not in str(caught.value)

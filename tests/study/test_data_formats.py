@@ -320,6 +320,16 @@ def test_images_of_several_sizes_need_image_size(tmp_path: Path) -> None:
     assert data.load(Data(dataset=str(tmp_path), image_size=4)).size == (4, 4)
 
 
+def test_test_images_of_another_size_than_the_training_images_need_image_size(tmp_path: Path) -> None:
+    for part, size in (("train", (8, 8)), ("test", (9, 9))):
+        for name in ("cat", "dog"):
+            write_pictures(tmp_path / part / name, size)
+    with pytest.raises(StudyError, match=r"are \(3, 9, 9\) .*; expected \(3, 8, 8\), .*; scale them alike with --image-size"):
+        data.load(Data(dataset=str(tmp_path)))
+    found = data.load(Data(dataset=str(tmp_path), image_size=8))
+    assert found.test.images.shape[1:] == found.shape == (3, 8, 8)
+
+
 def test_a_broken_image_is_named(tmp_path: Path) -> None:
     write_pictures(tmp_path / "cat")
     write_pictures(tmp_path / "dog")

@@ -92,6 +92,7 @@ def load(config: Data, test_images: int | None = None, trained_elsewhere: bool =
         trained_elsewhere: for a model that is measured alone: where no images are set apart for tests, all of them are.
     """
     train, test, classes = _records(config)
+    _require_one_shape(config.dataset, train, test)
     remarks = _remarks(config.dataset, train, test, classes, trained_elsewhere)
     if test is None and trained_elsewhere and config.dataset not in NAMES:
         test = train
@@ -173,6 +174,17 @@ def _records(config: Data) -> tuple[Records, Records | None, int]:
         return _cifar(config)
     path = _own_path(config)
     return formats.read_npz(path) if path.suffix == ".npz" else _folder(path, config.image_size)
+
+
+def _require_one_shape(name: str, train: Records, test: Records | None) -> None:
+    """A network that takes any size would be measured on images of another one, and any other fail after its training."""
+    if test is None or train.images.shape[1:] == test.images.shape[1:]:
+        return
+    remedy = "store both alike" if name in NAMES or name.endswith(".npz") else "scale them alike with --image-size"
+    raise StudyError(
+        f"{name}: its test images are {test.images.shape[1:]} (channels, height, width); expected {train.images.shape[1:]}, as "
+        f"its training images are; {remedy}"
+    )
 
 
 def _own_path(config: Data) -> Path:
