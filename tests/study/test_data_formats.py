@@ -206,6 +206,19 @@ def test_npz_with_and_without_test_images(tmp_path: Path) -> None:
             },
             "test_labels must be whole numbers; got <U3",
         ),
+        (
+            {
+                "images": np.zeros((2, 4, 4)),
+                "labels": np.arange(2),
+                "test_images": np.zeros((1, 4, 4)),
+                "test_label": np.arange(1),
+            },
+            r"expected test_images and test_labels, both or neither; got .*'test_images', 'test_label'",
+        ),
+        (
+            {"images": np.zeros((2, 4, 4)), "labels": np.arange(2), "test_labels": np.arange(1)},
+            r"both or neither; got \['images', 'labels', 'test_labels'\]; rename them",
+        ),
         ({"images": np.zeros((2, 4, 4)), "labels": np.zeros(3, int)}, "n labels"),
         ({"images": np.array([{}] * 2, dtype=object), "labels": np.zeros(2, int)}, "not a readable .npz of plain arrays"),
     ],

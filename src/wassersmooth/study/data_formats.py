@@ -95,6 +95,8 @@ def read_npz(path: Path) -> tuple[Records, Records | None, int]:
         raise StudyError(f"{path}: not a readable .npz of plain arrays ({error}); write it with numpy.savez") from None
     if not {"images", "labels"} <= set(found):
         raise StudyError(f"{path}: expected arrays named images and labels (and test_images, test_labels); got {sorted(found)}")
+    if ("test_images" in found) != ("test_labels" in found):  # half a pair is a typo, and must not pass for none
+        raise StudyError(f"{path}: expected test_images and test_labels, both or neither; got {sorted(found)}; rename them")
     for name in ("labels", "test_labels"):
         if name in found and found[name].ndim == 2:
             raise StudyError(
