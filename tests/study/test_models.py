@@ -111,6 +111,10 @@ OWN = {
         lambda channels, classes: nn.Sequential(Normalized(nn.Sequential(nn.Flatten(), nn.Linear(64, classes)), 0.5, 0.25)),
         "has a wassersmooth.Normalized inside; expected .*; return the network without it",
     ),
+    "frozen": (
+        lambda channels, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).requires_grad_(False),
+        r"has frozen parameters only \(requires_grad is False\); expected some to train; leave out requires_grad_\(False\)",
+    ),
     "lazy": (lambda channels, classes: nn.Sequential(nn.Flatten(), nn.LazyLinear(classes)), "lazy layers"),
 }
 
@@ -125,6 +129,15 @@ def test_a_mistake_in_a_factory_is_one_line(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(StudyError, match=complaint):
         experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
     assert not (tmp_path / "study").exists()
+
+
+def test_a_part_of_a_network_may_be_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, loaded = tiny_run(tmp_path)
+    module = types.ModuleType("own_networks")
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8).requires_grad_(False), nn.Linear(8, 3))
+    module.net = lambda channels, classes: network  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_networks", module)
+    require_fitting(Model("own_networks:net"), loaded)
 
 
 def test_a_typo_in_the_users_own_module_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

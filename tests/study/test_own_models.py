@@ -32,6 +32,9 @@ def bare(channels, classes):
 def normalized(channels, classes):
     return ws.Normalized(bare(channels, classes), [0.4] * channels, [0.2] * channels)
 
+def frozen(channels, classes):
+    return bare(channels, classes).requires_grad_(False)
+
 def narrow(channels, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(3, classes))
 """
@@ -158,9 +161,10 @@ def test_data_without_test_images_serve_both_ways_in_one_command(here: Path) -> 
             path.unlink()
 
 
-def test_without_weights_they_are_those_of_the_factory(here: Path) -> None:
+@pytest.mark.parametrize("factory", ["bare", "frozen"])
+def test_without_weights_they_are_those_of_the_factory(here: Path, factory: str) -> None:
     stripes = stripes_file(here)
-    assert evaluate("their_models:bare", "--dataset", str(stripes), "--suite", "quick") == 0
+    assert evaluate(f"their_models:{factory}", "--dataset", str(stripes), "--suite", "quick") == 0
     assert evaluate("runs/own", "--suite", "quick") == 0  # the folder is one of runs
 
 

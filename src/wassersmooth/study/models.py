@@ -103,8 +103,12 @@ def build_for(config: Model, data: Dataset, seed: int) -> nn.Module:
     return build(config, data.channels, data.classes, *data.normalization(), seed)
 
 
-def require_fitting(config: Model, data: Dataset) -> None:
-    """One image through the network, so that a mistake shows before anything is written for a run."""
+def require_fitting(config: Model, data: Dataset, to_train: bool = True) -> None:
+    """One image through the network, so that a mistake shows before anything is written for a run.
+
+    Arguments:
+        to_train: without it, for a model that is measured alone, all parameters may be frozen.
+    """
     image = data.train.images[:1]
     model = build_for(config, data, seed=0)
     if isinstance(model, Normalized) and find_normalization(model.model) is not None:
@@ -114,6 +118,11 @@ def require_fitting(config: Model, data: Dataset) -> None:
         )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise StudyError(f"model {config.model} has lazy layers, which cannot be stored and loaded; give them their sizes")
+    if to_train and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise StudyError(
+            f"model {config.model} has frozen parameters only (requires_grad is False); expected some to train; leave out "
+            "requires_grad_(False) for at least one layer"
+        )
     model = model.to(image.device).eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -53,7 +53,7 @@ def as_run(name: str, weights: Path | None, images: Data, folder: Path, screen: 
     loaded = data.load(images, trained_elsewhere=True)
     for line in loaded.remarks:
         screen.line(line)
-    models.require_fitting(config.model, loaded)
+    models.require_fitting(config.model, loaded, to_train=False)
     model = models.build_for(config.model, loaded, config.seed).eval()
     if weights is not None:
         _load(model, weights, name, loaded)
