@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -349,6 +351,25 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "dog" / "1.png").write_bytes(b"no image")
     with pytest.raises(StudyError, match=r"dog.1\.png: not a readable image"):
         data.load(Data(dataset=str(tmp_path)))
+
+
+def test_an_image_that_is_broken_in_the_middle_is_named(tmp_path: Path) -> None:
+    """A chunk without a proper name behind good ones: Pillow opens the file, and calls it a syntax error when it decodes it."""
+    write_pictures(tmp_path / "cat")
+    write_pictures(tmp_path / "dog")
+    path = tmp_path / "dog" / "1.png"
+    raw = path.read_bytes()
+    start = raw.index(b"IDAT")
+    length = struct.unpack(">I", raw[start - 4 : start])[0]
+    chunks = raw[start + 4 : start + 4 + length // 2], raw[start + 4 + length // 2 : start + 4 + length]
+    first, second = (
+        struct.pack(">I", len(chunk)) + name + chunk + struct.pack(">I", zlib.crc32(name + chunk))
+        for name, chunk in zip((b"IDAT", b"\0\1\2\3"), chunks, strict=True)
+    )
+    path.write_bytes(raw[: start - 4] + first + second + raw[start + 8 + length :])
+    with pytest.raises(StudyError, match=r"dog.1\.png: not a readable image \(.*\); repair or remove it") as caught:
+        data.load(Data(dataset=str(tmp_path)))
+    assert "\n" not in str(caught.value)
 
 
 def test_classes_must_agree_and_be_two_at_least(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from wassersmooth.study.errors import StudyError
 from wassersmooth.study.records import Array, Records, checked, joined
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".pgm", ".ppm"}
+BROKEN_IMAGE = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error)  # what Pillow raises while it decodes one
 CHANNELS = (1, 3, 4)  # of ordinary pictures: what tells the channels of an array from its rows
 
 
@@ -130,7 +131,7 @@ def read_image_folder(folder: Path, names: list[str], image_size: int | None) ->
             try:
                 with Image.open(path) as opened:
                     image = _eight_bits(opened)
-            except (OSError, ValueError, Image.DecompressionBombError) as error:
+            except (*BROKEN_IMAGE, Image.DecompressionBombError) as error:
                 raise StudyError(f"{path}: not a readable image ({error}); repair or remove it") from None
             if image_size is not None:
                 image = ImageOps.fit(image, (image_size, image_size))
