@@ -222,6 +222,18 @@ def test_npz_with_and_without_test_images(tmp_path: Path) -> None:
             r"both or neither; got \['images', 'labels', 'test_labels'\]; rename them",
         ),
         ({"images": np.zeros((2, 4, 4)), "labels": np.zeros(3, int)}, "n labels"),
+        ({"images": np.zeros((2, 4, 4)), "labels": np.array(3)}, r"got shape \(\); store as many numbers as images"),
+        ({"images": np.zeros((2, 1, 0, 8)), "labels": np.arange(2)}, r"none of them 0, and n labels; got \(2, 1, 0, 8\)"),
+        ({"images": np.zeros((2, 1, 0, 8), np.uint8), "labels": np.arange(2)}, r"got \(2, 1, 0, 8\) and \(2,\); store whole"),
+        ({"images": np.zeros((2, 4, 4)), "labels": np.zeros(2, int)}, "at least 2 classes; got 0 for every image; add"),
+        (
+            {"images": np.zeros((2, 4, 4)), "labels": np.array([-1, 0])},
+            r"from 0; got -1 in 2 images; number the classes from 0, as numpy\.unique\(labels, return_inverse=True\)\[1\] does",
+        ),
+        (
+            {"images": np.zeros((60, 4, 4)), "labels": np.array([0] * 59 + [50_000_000])},
+            "from 0; got labels up to 50000000 in 60 images; number the classes from 0",
+        ),
         ({"images": np.array([{}] * 2, dtype=object), "labels": np.zeros(2, int)}, "not a readable .npz of plain arrays"),
     ],
 )
@@ -229,6 +241,12 @@ def test_a_wrong_npz_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], c
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(StudyError, match=complaint):
         read_npz(tmp_path / "a.npz")
+
+
+def test_few_images_may_be_of_a_data_set_with_many_classes(tmp_path: Path) -> None:
+    """A thousand images of ImageNet-21k, for a model that was trained elsewhere."""
+    np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4)), labels=np.array([7, 21_842]))
+    assert read_npz(tmp_path / "a.npz")[2] == 21_843
 
 
 @pytest.mark.parametrize("excess", [1e-6, 2**-10], ids=["float32", "float16"])

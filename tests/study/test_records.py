@@ -76,6 +76,8 @@ def test_the_fingerprint_sees_every_bit_and_the_order() -> None:
     [
         (np.zeros((2, 2, 2), np.uint8), np.array([0, 1]), "expected images of shape"),
         (np.zeros((2, 1, 2, 2), np.uint8), np.array([0]), "n labels"),
+        (np.zeros((2, 1, 2, 2), np.uint8), np.array(1), r"n labels; got \(2, 1, 2, 2\) and \(\)"),
+        (np.zeros((2, 1, 0, 2), np.uint8), np.array([0, 1]), r"none of them 0, .*got \(2, 1, 0, 2\)"),
         (np.zeros((0, 1, 2, 2), np.uint8), np.zeros(0, np.int64), "expected images"),
         (np.full((1, 1, 2, 2), 1.5, np.float32), np.array([0]), r"floats in \[0, 1\]; got 1.5"),
         (np.full((1, 1, 2, 2), np.nan, np.float32), np.array([0]), r"floats in \[0, 1\]"),

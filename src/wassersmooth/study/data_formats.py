@@ -25,6 +25,7 @@ from wassersmooth.study.records import Array, Records, checked, joined
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".pgm", ".ppm"}
 BROKEN_IMAGE = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error)  # what Pillow raises while it decodes one
 CHANNELS = (1, 3, 4)  # of ordinary pictures: what tells the channels of an array from its rows
+MOST_CLASSES = 100_000  # more than any data set of so few images has: larger labels are numbers of something else
 
 
 def read_idx(path: Path) -> Array:
@@ -98,23 +99,14 @@ def read_npz(path: Path) -> tuple[Records, Records | None, int]:
         raise StudyError(f"{path}: expected arrays named images and labels (and test_images, test_labels); got {sorted(found)}")
     if ("test_images" in found) != ("test_labels" in found):  # half a pair is a typo, and must not pass for none
         raise StudyError(f"{path}: expected test_images and test_labels, both or neither; got {sorted(found)}; rename them")
-    for name in ("labels", "test_labels"):
-        if name in found and found[name].ndim == 2:
-            raise StudyError(
-                f"{path}: {name} must be one number for each image; got shape {found[name].shape}; take labels.argmax(1) of "
-                "targets with a column for each class, labels[:, 0] of a single column"
-            )
-        if name in found and found[name].dtype.kind not in "iu":
-            raise StudyError(
-                f"{path}: {name} must be whole numbers; got {found[name].dtype}; number the classes from 0, as "
-                "numpy.unique(labels, return_inverse=True)[1] does"
-            )
-    classes = 1 + max(int(found[name].max(initial=0)) for name in ("labels", "test_labels") if name in found)
+    classes = _class_count({name: found[name] for name in ("labels", "test_labels") if name in found}, path)
     parts = [
         checked(_records_of_arrays(found[f"{part}images"], found[f"{part}labels"], path), classes, str(path))
         for part in ("", "test_")
         if f"{part}images" in found and f"{part}labels" in found
     ]
+    if classes < 2:
+        raise StudyError(f"{path}: expected labels of at least 2 classes; got 0 for every image; add images of another class")
     return parts[0], parts[1] if len(parts) == 2 else None, classes
 
 
@@ -174,6 +166,25 @@ def joined_batches(batches: dict[str, Records]) -> Records:
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise StudyError(f"the batches should have equally many records; got {listed}; fetch the shorter ones again")
     return joined(list(batches.values()))
+
+
+def _class_count(labels: dict[str, Array], path: Path) -> int:
+    """One more than the largest label, where all of them are class numbers."""
+    numbered = "number the classes from 0, as numpy.unique(labels, return_inverse=True)[1] does"
+    for name, found in labels.items():
+        if found.ndim != 1:
+            columns = "take labels.argmax(1) of targets with a column for each class, labels[:, 0] of a single column"
+            remedy = columns if found.ndim == 2 else "store as many numbers as images"
+            raise StudyError(f"{path}: {name} must be one number for each image; got shape {found.shape}; {remedy}")
+        if found.dtype.kind not in "iu":
+            raise StudyError(f"{path}: {name} must be whole numbers; got {found.dtype}; {numbered}")
+    images = sum(map(len, labels.values()))
+    low = min(int(found.min(initial=0)) for found in labels.values())
+    high = max(int(found.max(initial=0)) for found in labels.values())
+    if low < 0 or high >= max(MOST_CLASSES, images):  # the network would have an output for each number up to the largest
+        got = f"{low}" if low < 0 else f"labels up to {high}"
+        raise StudyError(f"{path}: labels must be the numbers of classes, from 0; got {got} in {images} images; {numbered}")
+    return high + 1
 
 
 def _records_of_arrays(images: Array, labels: Array, path: Path) -> Records:

@@ -72,10 +72,10 @@ def joined(parts: list[Records]) -> Records:
 def checked(records: Records, classes: int, where: str) -> Records:
     """The one look at the values of a data set; training and attacks rely on it."""
     images, labels = records.images, records.labels
-    if images.ndim != 4 or not len(images) or len(images) != len(labels) or labels.ndim != 1:
+    if images.ndim != 4 or not images.size or labels.ndim != 1 or len(images) != len(labels):
         raise StudyError(
-            f"{where}: expected images of shape (n, channels, height, width) and n labels; "
-            f"got {tuple(images.shape)} and {tuple(labels.shape)}"
+            f"{where}: expected images of shape (n, channels, height, width), none of them 0, and n labels; "
+            f"got {tuple(images.shape)} and {tuple(labels.shape)}; store whole images and a label for each"
         )
     if images.dtype != np.uint8 and not (np.isfinite(images).all() and images.min() >= 0 and images.max() <= 1):
         got, remedy = f"{images.min():.4g} to {images.max():.4g}", "divide by 255"
@@ -85,5 +85,6 @@ def checked(records: Records, classes: int, where: str) -> Records:
             remedy = "(images + 1) / 2 is right for images in [-1, 1]"
         raise StudyError(f"{where}: pixel values must be 8-bit, or floats in [0, 1]; got {got}; {remedy}")
     if labels.min() < 0 or labels.max() >= classes:
-        raise StudyError(f"{where}: labels must be in 0..{classes - 1}; got {labels.min()}..{labels.max()}; the file is wrong")
+        got = f"{labels.min()}..{labels.max()}"
+        raise StudyError(f"{where}: labels must be in 0..{classes - 1}; got {got}; fetch the file again")
     return records
