@@ -99,6 +99,7 @@ def test_an_unknown_key_fails_and_the_known_ones_are_listed(tmp_path: Path) -> N
         ("validation = 1.5", "validation must be a part"),
         ("validation = 0\npatience = 3", "patience needs a validation split"),
         ("learning_rate = inf", "learning_rate must be a positive number"),
+        ("sweep = 3", r"sweep must be a table; got 3; write \[sweep\], and below it the flags of a grid"),
         ("this is no toml", "cannot be read as TOML"),
     ],
 )

@@ -216,8 +216,10 @@ def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnySt
     """The study with some fields replaced; unknown names and values of the wrong type are refused, naming ``where``."""
     replaced: dict[str, Any] = {}
     left = dict(values)
-    searched = left.pop("sweep", None)  # a table of its own: the grid, which only a sweep has
-    if searched is not None and (grid := getattr(study, "grid", None)) is not None:
+    searched = left.pop("sweep", {})  # a table of its own: the grid, which only a sweep has
+    if not isinstance(searched, Mapping):
+        raise StudyError(f"{where}: sweep must be a table; got {searched!r}; write [sweep], and below it the flags of a grid")
+    if (grid := getattr(study, "grid", None)) is not None:
         if unknown := sorted(set(searched) - {item.name for item in dataclasses.fields(grid)}):
             raise StudyError(f"{where}: unknown {', '.join(map(repr, unknown))} in [sweep]; known are the flags of a grid")
         replaced["grid"] = dataclasses.replace(
@@ -283,12 +285,8 @@ def _check(study: Study) -> None:
     _require(0 <= flat["validation"] <= 0.9, "validation", "a part from 0 to 0.9", flat["validation"])
     _require(flat["eta_ramp"] >= 0, "eta_ramp", "at least 0", flat["eta_ramp"])
     milestones = flat["milestones"]
-    _require(
-        all(m >= 1 for m in milestones) and sorted(set(milestones)) == list(milestones),
-        "milestones",
-        "rising epochs from 1 on, or nothing",
-        milestones,
-    )
+    rising = all(m >= 1 for m in milestones) and sorted(set(milestones)) == list(milestones)
+    _require(rising, "milestones", "rising epochs from 1 on, or nothing", milestones)
     if study.training.patience is not None and not study.data.validation:
         raise StudyError("patience needs a validation split; got validation=0; choose a part such as --validation 0.1")
     _require(len(study.seeds) > 0 and len(set(study.seeds)) == len(study.seeds), "seeds", "one or more, each once", study.seeds)
