@@ -15,7 +15,7 @@ from wassersmooth.normalized import Normalized
 from wassersmooth.study import experiment
 from wassersmooth.study.config import Model
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.models import BasicBlock, ResNet20, SmallNet, build, require_fitting
+from wassersmooth.study.models import BasicBlock, ResNet20, SmallNet, build, require_fitting, require_training_in_batches
 
 
 def made(name: str, seed: int = 0, channels: int = 3, classes: int = 10, **options: str) -> nn.Module:
@@ -129,6 +129,44 @@ def test_a_mistake_in_a_factory_is_one_line(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(StudyError, match=complaint):
         experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
     assert not (tmp_path / "study").exists()
+
+
+class Remembering(nn.Sequential):
+    """Keeps how many images it has trained on at once."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.sizes = [*getattr(self, "sizes", []), len(images)]
+        scores: torch.Tensor = super().forward(images)
+        return scores
+
+
+def test_a_last_batch_of_one_image_is_refused_before_the_first_by_a_network_that_cannot_train_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Remembering(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    module = types.ModuleType("own_networks")
+    module.net = lambda channels, classes: network  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_networks", module)
+    complaint = r"one image alone \(Expected more than 1 value .*, and 72 training images in batches of 71 leave one; choose an"
+    with pytest.raises(StudyError, match=complaint) as caught:
+        experiment.train(tiny_study(tmp_path, model="own_networks:net", batch_size=71), "tiny", tmp_path / "a", CPU, SILENT)
+    assert "\n" not in str(caught.value)
+    assert network.sizes == [1], "nothing was trained"
+    experiment.train(tiny_study(tmp_path, model="own_networks:net", batch_size=70), "tiny", tmp_path / "a", CPU, SILENT)
+    _, loaded = tiny_run(tmp_path)
+    require_training_in_batches(network, loaded, 34, 2)  # 34, 34 and 4 images: at least 2 for each process
+    with pytest.raises(StudyError, match="in batches of 35, which 2 processes share, leave one; choose another --batch-size"):
+        require_training_in_batches(network, loaded, 35, 2)
+
+
+def test_asking_whether_one_image_can_be_trained_on_changes_nothing(tmp_path: Path) -> None:
+    _, loaded = tiny_run(tmp_path)
+    network = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(), nn.Flatten(), nn.Linear(64, 3)).eval()
+    state = [torch.get_rng_state(), *(tensor.clone() for tensor in network.state_dict().values())]
+    require_training_in_batches(network, loaded, 71, 1)
+    assert all(a.equal(b) for a, b in zip(state, [torch.get_rng_state(), *network.state_dict().values()], strict=True))
+    assert not network.training
 
 
 def test_a_part_of_a_network_may_be_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

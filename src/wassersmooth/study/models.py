@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from wassersmooth import _checks
+from wassersmooth.model_state import answer, untouched
 from wassersmooth.normalized import Normalized, find_normalization
 from wassersmooth.study.config import Model
 from wassersmooth.study.data import Dataset
@@ -138,6 +140,24 @@ def require_fitting(config: Model, data: Dataset, to_train: bool = True) -> None
             f"model {config.model} answers one image with {got}; expected scores of shape (1, {data.classes}), one for each "
             "class; end it with a layer of that many outputs"
         )
+
+
+def require_training_in_batches(model: nn.Module, data: Dataset, batch_size: int, processes: int) -> None:
+    """Batch-norm may refuse to train on one image; a last batch of one would show that only after all the others."""
+    images = data.train.images
+    sizes = (batch_size, len(images) % batch_size)
+    if 1 not in [size // processes for size in sizes]:  # what the process with the smallest part of a batch has of it
+        return
+    with untouched(model, images.device), torch.no_grad():
+        try:
+            answer(model.train(), images[:1])
+        except ValueError as error:
+            parts = f"{len(images)} training images in batches of {batch_size}"
+            shared = f", which {processes} processes share," if processes > 1 else ""
+            raise StudyError(
+                f"the model does not train on one image alone ({_checks.first_line(error)}), and {parts}{shared} leave one; "
+                "choose another --batch-size, or fewer images with --train-images"
+            ) from error
 
 
 def _network(config: Model, channels: int, classes: int) -> nn.Module:

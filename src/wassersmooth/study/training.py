@@ -35,6 +35,7 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
     recipe = run.config.training
     state = TrainingState(run.config, data, world)
     state.resume(run)
+    models.require_training_in_batches(state.model, data, recipe.batch_size, world.size)
     step = state.make_step()
     if state.ramp > recipe.epochs:
         share = f"{recipe.epochs}/{state.ramp}"
