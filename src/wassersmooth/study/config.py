@@ -18,6 +18,8 @@ from wassersmooth.robustness.suites import AUTOATTACK_IMAGES
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
 
+MOST_THREADS = 1024  # more than machines have cores: the system refuses so many in the middle of the work
+
 
 @dataclass(frozen=True)
 class Data:
@@ -279,6 +281,7 @@ def _check(study: Study) -> None:
         _require(flat[name] >= 1, name, "at least 1", flat[name])
     for name in ("threads", "patience", "train_images", "test_images", "image_size"):
         _require(flat[name] is None or flat[name] >= 1, name, "at least 1, or left out", flat[name])
+    _require((flat["threads"] or 0) <= MOST_THREADS, "threads", f"at most {MOST_THREADS}, or left out", flat["threads"])
     _require(0 < flat["learning_rate"] < float("inf"), "learning_rate", "a positive number", flat["learning_rate"])
     _require(0 <= flat["momentum"] < 1, "momentum", "from 0 to below 1", flat["momentum"])
     _require(0 <= flat["weight_decay"] < float("inf"), "weight_decay", "a number of at least 0", flat["weight_decay"])

@@ -87,7 +87,7 @@ class Bench:
             Screen().line(f"page: {self.page}")
             return
         study = presets.with_both(Study(), self.preset, self.config)
-        given = {"model": self.model, "batch_size": self.batch_size}
+        given = {"model": self.model, "batch_size": self.batch_size, "threads": self.threads}
         study = with_values(study, {key: value for key, value in given.items() if value is not None}, "bench")
         with world(self.device) as here:
             on_cuda = here.device.type == "cuda"
