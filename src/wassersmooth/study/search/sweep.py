@@ -62,7 +62,10 @@ class Grid:
         graphs = [f",radius={radius},mass={mass}" for radius in self.radii for mass in self.masses] if on_graph else [""]
         found = [Regularizer.parse(f"{self.regularizer}:eta={eta}{graph}") for eta in self.etas for graph in graphs]
         if not found or len(set(found)) != len(found) or self.grace <= 0:
-            raise StudyError("a grid needs etas, radii and masses, each value once, and a positive grace")
+            got = f"etas {self.etas}, radii {self.radii}, masses {self.masses} and grace {self.grace:g}"
+            raise StudyError(
+                f"a grid needs etas, radii and masses, each value once, and a positive grace; got {got}; correct those"
+            )
         return found
 
 
