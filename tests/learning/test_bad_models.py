@@ -104,6 +104,21 @@ def test_perturbations_that_are_not_finite_or_not_callable() -> None:
         ws.DirectionalPenalty.from_attack("fgsm")
 
 
+@pytest.mark.parametrize("make", [ws.AdversarialTraining, ws.DirectionalPenalty.from_attack])
+@pytest.mark.parametrize(
+    ("attack", "message"),
+    [
+        (ws.attacks.FGSM(0.1, targeted=True), "got targeted=True; a batch has no targets, so leave it out$"),
+        (ws.attacks.PGD(0.1, 0.1, 1, targeted=True), "got targeted=True"),
+        (ws.attacks.FGSM, r"such as attacks\.FGSM\(8 / 255\); got the class FGSM itself$"),
+        ("fgsm", "must be callable.*got str$"),
+    ],
+)
+def test_an_attack_leads_away_from_the_labels(make, attack, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(attack)
+
+
 def test_expanded_images_in_forward_mode() -> None:
     """Images that share memory, such as one image repeated."""
     images, labels = batch()

@@ -21,6 +21,15 @@ class Attack(Protocol):
     ) -> Tensor: ...
 
 
+def check_attack(received: object) -> None:
+    """An attack that leads away from the labels: towards them, it would make the batch easier than it is."""
+    if isinstance(received, type) or not callable(received):
+        got = f"the class {received.__name__} itself" if isinstance(received, type) else type(received).__name__
+        raise ValueError(f"attack must be callable, such as attacks.FGSM(8 / 255); got {got}")
+    if getattr(received, "targeted", False):
+        raise ValueError("attack must lead away from the labels; got targeted=True; a batch has no targets, so leave it out")
+
+
 def attacked_images(
     attack: Attack, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
 ) -> Tensor:

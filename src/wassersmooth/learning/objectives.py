@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from wassersmooth import _checks
 from wassersmooth.geometry.metrics import Metric
 from wassersmooth.learning import engines, losses, verification
-from wassersmooth.learning.attacked import Attack, attacked_images
+from wassersmooth.learning.attacked import Attack, attacked_images, check_attack
 from wassersmooth.learning.dual_norm import PenaltyMetric, Unsquared, check_handed, check_reached, evaluated
 from wassersmooth.learning.engines import Engine, EngineName, ForwardMode
 from wassersmooth.learning.fields import Fields, Of
@@ -135,8 +135,6 @@ class DirectionalPenalty(Objective):
     @classmethod
     def from_attack(cls, attack: Attack, loss: NamedLoss | Loss = "cross_entropy") -> DirectionalPenalty:
         """The perturbation that an attack makes: attacked images less images."""
-        if not callable(attack):
-            raise ValueError(f"attack must be callable; got {type(attack).__name__}; for instance attacks.FGSM(8 / 255)")
         return cls(Displacement(attack), loss)
 
     def check(self, model: nn.Module, images: Tensor) -> None:
@@ -169,6 +167,9 @@ class Displacement:
     """A perturbation made by an attack."""
 
     attack: Attack
+
+    def __post_init__(self) -> None:
+        check_attack(self.attack)
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         return attacked_images(self.attack, model, images, labels, None) - images
@@ -228,8 +229,7 @@ class AdversarialTraining(Objective):
     penalty: GradientPenalty | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.attack):
-            raise ValueError(f"attack must be callable; got {type(self.attack).__name__}; for instance attacks.PGD(...)")
+        check_attack(self.attack)
         if self.penalty is not None and not isinstance(self.penalty, GradientPenalty):
             raise ValueError(f"penalty must be a GradientPenalty; got {type(self.penalty).__name__}; leave it out for none")
         default = "cross_entropy" if self.penalty is None else self.penalty.loss
