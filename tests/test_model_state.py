@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from tests.learning.zoo import batch, smooth_net
-from wassersmooth import AdversarialTraining, Euclidean, GradientPenalty, Normalized, attacks
+from wassersmooth import (
+    AdversarialTraining,
+    DirectionalPenalty,
+    Euclidean,
+    FastGradients,
+    GradientPenalty,
+    Normalized,
+    attacks,
+    evaluate,
+)
+from wassersmooth.learning.terms import Objective
 from wassersmooth.model_state import turn, untouched
 
 
@@ -97,6 +107,61 @@ def test_a_buffer_that_two_layers_share_moves_as_in_one_pass(engine: str) -> Non
     GradientPenalty(Euclidean(), 0.1, engine=engine)(model, images, labels)
     assert first.passes is second.passes
     assert first.passes.item() == 2
+
+
+class Expanded(nn.Module):
+    """A buffer that shows one number eight times, and counts passes in it where it is told to."""
+
+    def __init__(self, counts: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1, dtype=torch.float64).expand(8).view(1, 1, 1, 8))
+        self.network, self.counts = smooth_net(), counts
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.counts:
+            self.scale[..., :1].add_(1)
+        scores: Tensor = self.network(x * self.scale)
+        return scores
+
+
+ATTACK = attacks.PGD(0.1, 0.02, 2)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        AdversarialTraining(ATTACK),
+        DirectionalPenalty.from_attack(ATTACK),
+        GradientPenalty(Euclidean(), 0.3, engine="forward_mode"),
+    ],
+    ids=repr,
+)
+def test_models_with_expanded_buffers_are_trained(objective: Objective) -> None:
+    model, (images, labels) = Expanded(), batch()
+    plain = nn.Sequential(model.network)
+    expected = objective(plain, images, labels, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(objective(model, images, labels, torch.Generator().manual_seed(0)), expected)
+    if not isinstance(objective, DirectionalPenalty):
+        fast = FastGradients(objective, model, compile=False)
+        torch.testing.assert_close(fast(images, labels, torch.Generator().manual_seed(0)).loss, expected.loss)
+    assert model.scale.stride() == (0, 0, 0, 0)
+
+
+def test_a_step_with_an_expanded_buffer_compiles() -> None:
+    objective, model, (images, labels) = (
+        GradientPenalty(Euclidean(), 0.3, engine="forward_mode"),
+        Expanded(),
+        batch(),
+    )
+    step = torch.compile(lambda x, y: objective(model, x, y).total, backend="aot_eager")
+    torch.testing.assert_close(step(images, labels), objective(model, images, labels).total)
+
+
+def test_an_expanded_buffer_comes_back() -> None:
+    model, (images, labels) = Expanded(counts=True), batch()
+    ATTACK(model, images, labels)
+    assert bool((model.scale == 1).all())
+    assert evaluate(Expanded(), images, labels, suite="quick").entries
 
 
 @pytest.mark.parametrize("training", [True, False])

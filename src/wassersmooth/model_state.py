@@ -50,6 +50,20 @@ class HeldBuffers:
             buffers.update(found)
 
 
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether it shows one place in memory several times. Torch does not write to such a tensor."""
+    strided = tensor.layout is torch.strided  # others have no strides to ask for
+    return strided and any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def writable(held: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the values of a tensor can be written, and these: of an expanded one, each place in memory once."""
+    if not is_expanded(held):
+        return held, values
+    part = tuple(slice(1) if stride == 0 else slice(None) for stride in held.stride())
+    return held[part], values[part]
+
+
 class RandomState:
     """The state of the generators that a pass over these images draws from."""
 
@@ -123,7 +137,9 @@ def untouched(model: nn.Module, device: torch.device, frozen: bool = True) -> It
             random_state.restore()
             held.put_back()
             for buffer, saved in buffers:
-                buffer.data.copy_(saved)  # not the buffer itself: backward of an earlier pass would miss its version
+                # Not the buffer itself: backward of an earlier pass would miss its version.
+                there, values = writable(buffer.data, saved)
+                there.copy_(values)
             for module, training in modes:
                 module.training = training
             for parameter, flag in flags:

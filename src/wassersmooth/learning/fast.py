@@ -43,7 +43,7 @@ from wassersmooth.learning.tracing.traceable import (
 )
 from wassersmooth.learning.tracing.traced import PlainStep, apart, elementary, plain_step
 from wassersmooth.learning.verification import IMAGES
-from wassersmooth.model_state import untouched
+from wassersmooth.model_state import untouched, writable
 
 
 class FastGradients:
@@ -283,5 +283,5 @@ def _memory_format(model: nn.Module) -> torch.memory_format:
 def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     """One launch for each dtype."""
     for dtype in {tensor.dtype for tensor in targets}:
-        pairs = [(a, b) for a, b in zip(targets, sources, strict=True) if a.dtype == dtype]
+        pairs = [writable(a, b) for a, b in zip(targets, sources, strict=True) if a.dtype == dtype]
         torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])

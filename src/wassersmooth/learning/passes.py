@@ -21,7 +21,7 @@ from wassersmooth import _model_checks, visibility
 from wassersmooth.learning.draws import Draws
 from wassersmooth.learning.parallel import refuse_spread_batches, unwrapped
 from wassersmooth.learning.substitution import attention_written_out
-from wassersmooth.model_state import HeldBuffers, RandomState, answer, places
+from wassersmooth.model_state import HeldBuffers, RandomState, answer, is_expanded, places
 
 
 class Passes:
@@ -80,7 +80,8 @@ class Passes:
         outputs, pullback, (moved, self.draws) = torch.func.vjp(forward, x.detach(), has_aux=True)  # type: ignore[misc]
         with torch.no_grad():
             for name, buffer in self.inner.named_buffers():
-                buffer.copy_(moved[name])
+                if not is_expanded(buffer):  # which no pass moves, and the compiler cannot write to either
+                    buffer.copy_(moved[name])
         return outputs, lambda w: pullback(w.to(outputs.dtype))[0].detach()
 
     def again(self, x: Tensor, mode: AbstractContextManager[Any] | None = None) -> Tensor:
