@@ -19,6 +19,12 @@ def module(received: object) -> None:
         raise ValueError(f"model must be a torch.nn.Module; got {type(received).__name__}; wrap a function in a module")
 
 
+def made_for_gradients(model: torch.nn.Module) -> None:
+    """Parameters that can have gradients, and be used outside of inference mode at all."""
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise ValueError("the model was made under torch.inference_mode, and has no gradients; make it, or a copy, outside")
+
+
 def model_on(model: torch.nn.Module, images: Tensor) -> None:
     """A model that has at least a part of itself where the images are (a model may span several devices)."""
     module(model)

@@ -119,8 +119,7 @@ def untouched(model: nn.Module, device: torch.device, frozen: bool = True) -> It
         device: where the images are; the random state of that device is restored too.
         frozen: parameters do not require grad inside, which makes input gradients cheaper.
     """
-    if any(parameter.is_inference() for parameter in model.parameters()):
-        raise ValueError("the model was made under torch.inference_mode, and has no gradients; make it, or a copy, outside")
+    _model_checks.made_for_gradients(model)
     with turn(model):
         random_state = RandomState(device)
         held = HeldBuffers(model)

@@ -12,6 +12,7 @@ from wassersmooth.learning import engines
 from wassersmooth.learning.engines import DoubleBackward, Engine, EngineName, ForwardMode
 from wassersmooth.learning.parallel import unwrapped
 from wassersmooth.learning.precision import without_tf32
+from wassersmooth.learning.terms import usable
 from wassersmooth.model_state import untouched
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def parameter_gradients(
     Arguments:
         engine: in place of the objective's.
     """
-    inner = unwrapped(model)
+    inner, images, labels = unwrapped(model), usable(images), usable(labels)
     parameters = {name: parameter for name, parameter in inner.named_parameters() if parameter.requires_grad}
     engine = objective.engine if engine is None else engine
     alike = dataclasses.replace(objective, eta=1.0, engine=ForwardMode(verify=False) if _is_forward_mode(engine) else engine)

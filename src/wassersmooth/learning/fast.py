@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from wassersmooth import _checks, _model_checks
 from wassersmooth.learning import losses
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty
-from wassersmooth.learning.terms import Objective, Terms
+from wassersmooth.learning.terms import Objective, Terms, usable
 from wassersmooth.learning.tracing import compiled
 from wassersmooth.learning.tracing.comparison import DifferentGradientsError, compare
 from wassersmooth.learning.tracing.convolutions import replace_convolutions
@@ -92,6 +92,7 @@ class FastGradients:
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Terms:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)"""
+        images, labels = usable(images), usable(labels)
         if self.run is None:
             refuse_hooks(self.model)
             self._check(images, labels, None)

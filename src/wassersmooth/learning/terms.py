@@ -30,6 +30,7 @@ class Objective(ABC):
 
     def __call__(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Terms:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)"""
+        images, labels = usable(images), usable(labels)
         self.examine(model, images, labels)
         with torch.enable_grad():
             loss, penalty = self.loss_and_penalty(model, images.detach(), labels, generator)
@@ -43,6 +44,8 @@ class Objective(ABC):
     def examine(self, model: nn.Module, images: Tensor, labels: Tensor) -> None:
         """All complaints about what the caller hands over."""
         _model_checks.module(model)
+        if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
+            _model_checks.made_for_gradients(model)
         _checks.batch("images", images)
         _model_checks.labels(labels, images)
         self.check(model, images)
@@ -56,6 +59,13 @@ class Objective(ABC):
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         """Both as scalars, the penalty connected to every parameter that the loss depends on."""
+
+
+def usable(received: Tensor) -> Tensor:
+    """A copy of what was made under torch.inference_mode, which nothing can be differentiated with; all else as it is."""
+    if torch.compiler.is_compiling() or not isinstance(received, Tensor) or not received.is_inference():
+        return received
+    return received.clone()
 
 
 def readable(value: object) -> str:
