@@ -317,12 +317,23 @@ def test_images_are_kept_from_models_that_change_what_they_are_given(objective):
     assert torch.equal(images, before)
 
 
-@pytest.mark.parametrize("objective", [Plain(), PENALTY], ids=repr)
-def test_a_model_without_anything_to_train(objective):
-    model, (images, labels) = smooth_net().requires_grad_(False), batch()
-    expected = objective(model, images, labels)
-    for received, term in zip(traced(objective, model)(images, labels), expected, strict=True):
-        assert_matches(received, term.detach(), 1e-9)
+@pytest.mark.parametrize("objective", [Plain(), PENALTY, Tikhonov(METRIC, 0.3)], ids=repr)
+def test_a_model_without_anything_to_train_is_refused(objective):
+    """Every gradient would be None, and no optimizer would complain."""
+    model, (images, labels) = smooth_net(), batch()
+    fast = traced(objective, model.requires_grad_(False))
+    with pytest.raises(ValueError, match=r"got no parameter that requires grad; use model\.requires_grad_\(True\)$"):
+        fast(images, labels)
+    model.requires_grad_(True)
+    fast(images, labels)
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="got no parameter that requires grad"):
+        fast(images, labels)
+
+
+def test_outputs_that_depend_on_no_parameter_are_refused():
+    with pytest.raises(ValueError, match=r"depends on no parameter .* look for \.detach\(\)"):
+        traced(Plain(), Around(smooth_net(), after=torch.detach))(*batch())
 
 
 @pytest.mark.parametrize("objective", [PENALTY, NoisyInputs(METRIC, 0.1)], ids=repr)

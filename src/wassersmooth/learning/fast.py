@@ -35,6 +35,7 @@ from wassersmooth.learning.tracing.traceable import (
     inputs_of,
     loss_of,
     metric_of,
+    nothing_to_train,
     penalizes_curvature,
     penalty_of,
     refuse_hooks,
@@ -119,6 +120,8 @@ class FastGradients:
         eta, state = strength_of(objective, images), [[t.detach() for t in ts] for ts in (model.parameters(), self.buffers)]
         with _told_what_fails():
             plain = _plain_step_of(objective, model, images, labels)
+            if not plain.gradients:
+                raise nothing_to_train(model)
             outputs: torch.Size = plain.outputs.meta["val"].shape
             with torch.autocast(device.type, enabled=False), torch.no_grad():  # its casts are in the graph already
                 probes = directions_of(objective, model, images, outputs, torch.Generator(device).manual_seed(0))
@@ -188,7 +191,10 @@ class FastGradients:
     def _ordinary(self, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Terms:
         self.model.zero_grad(set_to_none=True)
         terms = self.objective(self.model, images, labels, generator)
-        terms.total.backward()  # type: ignore[no-untyped-call]
+        if terms.total.requires_grad:
+            terms.total.backward()  # type: ignore[no-untyped-call]
+        if all(parameter.grad is None for parameter in self.model.parameters()):
+            raise nothing_to_train(self.model)
         return Terms(*(term.detach() for term in terms))
 
     def _check(self, images: Tensor, labels: Tensor, outputs: torch.Size | None) -> None:

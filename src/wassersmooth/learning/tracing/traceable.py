@@ -65,6 +65,16 @@ def refuse_hooks(model: nn.Module) -> None:
         )
 
 
+def nothing_to_train(model: nn.Module) -> ValueError:
+    """The error for a step without a single gradient, which no optimizer would complain about."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return ValueError("nothing is trained: got no parameter that requires grad; use model.requires_grad_(True)")
+    return ValueError(
+        "the loss depends on no parameter in a way that can be differentiated; look for .detach(), torch.no_grad() or rounding "
+        "in the model"
+    )
+
+
 def hooks_in(module: nn.Module) -> tuple[int, ...]:
     """What tells the hooks of a module and of its parameters from others, and its own forward from one put in its place.
 
