@@ -57,6 +57,16 @@ def outputs(received: object, images: int) -> None:
         )
     if received.dim() == 0 or len(received) != images:
         raise ValueError(f"the model must return one row of outputs per image, {images}; got shape {tuple(received.shape)}")
+    _refuse_integers(received)
+
+
+def _refuse_integers(outputs: Tensor) -> None:
+    """And yes or no: answers in place of scores. Complex outputs are for a loss of one's own."""
+    if not outputs.is_floating_point() and not outputs.is_complex():
+        raise ValueError(
+            f"the model must return floating-point scores; got {outputs.dtype}; return them before .long() or argmax, "
+            "or convert with .float()"
+        )
 
 
 def depends_on_images(received: Tensor) -> None:
@@ -77,6 +87,7 @@ def logits(received: object, images: Tensor, labels: Tensor | None = None) -> Te
         raise ValueError(
             f"the model must return scores of shape ({len(images)}, classes >= 2), one row per image; got {got}{remedy}"
         )
+    _refuse_integers(received)
     finite("the model's outputs", received)
     if labels is not None and values_are_visible(received, labels):
         low, high = torch.aminmax(labels)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import wassersmooth as ws
+from wassersmooth.learning.terms import readable
 
 METRIC = ws.Wasserstein(ws.PixelGraph.grid(4, 4, radius=1))
 OBJECTIVES = [
@@ -236,6 +237,13 @@ def test_a_class_is_no_metric(objective) -> None:
 
 
 ASKING = [*OBJECTIVES, ws.AdversarialTraining(ws.attacks.FGSM(0.1)), ws.attacks.FGSM(0.1), ws.attacks.Square(0.1, 5)]
+
+
+@pytest.mark.parametrize("asking", [*ASKING, ws.evaluate], ids=readable)
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool])
+def test_answers_are_no_scores(asking, kind) -> None:
+    with pytest.raises(ValueError, match=rf"floating-point scores; got {kind}; return them before .*\.float\(\)$"):
+        asking(Returning(lambda z: (10 * z).to(kind)), *batch())
 
 
 @pytest.mark.parametrize("asking", ASKING, ids=repr)

@@ -7,6 +7,7 @@ from torch import nn
 
 from tests.learning.test_hygiene import moody_net, same, state
 from tests.learning.zoo import batch, make, smooth_net
+from tests.robustness.small_models import Around
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
 from wassersmooth.learning.agreement import gap
 from wassersmooth.learning.doctor import doctor
@@ -50,6 +51,21 @@ def test_values_and_normalization(device):
     assert not doctor(model, images / 0, labels).healthy
     assert "labels must be in" in text(doctor(model, images, labels + 5), "inputs")
     assert "non-negative masses" in text(doctor(model, images - 0.5, labels, metric=METRIC), "inputs")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "topic", "told"),
+    [
+        (torch.detach, "outputs", "depend on any parameter; look for .detach()"),
+        (torch.Tensor.long, "inputs", "floating-point scores; got torch.int64"),
+    ],
+)
+@pytest.mark.parametrize("loss", ["cross_entropy", "square"])
+def test_outputs_that_nothing_can_be_learned_from(spoil, topic, told, loss):
+    diagnosis = doctor(Around(smooth_net(), after=spoil), *batch(), loss=loss)
+    assert level(diagnosis, topic) == "problem"
+    assert told in text(diagnosis, topic)
+    assert diagnosis.engine is None
 
 
 @pytest.mark.parametrize(("excess", "expected"), [(1e-6, "ok"), (2**-10, "ok"), (2e-3, "problem")])

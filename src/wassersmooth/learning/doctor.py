@@ -102,7 +102,7 @@ def doctor(
     penalized = metric or Euclidean()
     try:
         with untouched(inner, images.device, frozen=False):
-            Plain(loss)(inner, images, labels)
+            trained = Plain(loss)(inner, images, labels).total.requires_grad
             check_handed(penalized, images)
             penalized.cometric(images)
     except ValueError as error:
@@ -110,6 +110,9 @@ def doctor(
     except RuntimeError as error:
         text = f"the model cannot answer {images.dtype} images of {tuple(images.shape)}: {_checks.first_line(error)}"
         return Diagnosis((*findings, Remark(PROBLEM, "inputs", text)), None)
+    if not trained:
+        text = "the loss does not depend on any parameter; look for .detach(), torch.no_grad() or torch.inference_mode()"
+        return Diagnosis((*findings, Remark(PROBLEM, "outputs", text)), None)
 
     findings += [*_outputs(inner, images, loss), *_operators(inner, images)]
     objectives = {engine.name: GradientPenalty(penalized, 1.0, engine=engine, loss=loss) for engine in ENGINES}
