@@ -68,6 +68,13 @@ def non_negative_number(name: str, received: object, remedy: str = "") -> float:
     return number
 
 
+def generator(received: object) -> None:
+    """Where random numbers come from; a seed is not yet one."""
+    if received is not None and not isinstance(received, torch.Generator):
+        got, seed = (received, int(received)) if isinstance(received, Integral) else (type(received).__name__, 0)
+        raise ValueError(f"generator must be a torch.Generator or None; got {got}; use torch.Generator().manual_seed({seed})")
+
+
 def batch(name: str, tensor: object, height: int | None = None, width: int | None = None) -> None:
     """A floating-point batch ``(B, C, H, W)`` with at least one image, of the given size where one is given."""
     if not isinstance(tensor, Tensor):

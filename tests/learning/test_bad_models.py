@@ -246,6 +246,31 @@ def test_answers_are_no_scores(asking, kind) -> None:
         asking(Returning(lambda z: (10 * z).to(kind)), *batch())
 
 
+DRAWING = [
+    *ASKING,
+    ws.attacks.PGD(0.1, 0.1, 1),
+    ws.evaluate,
+    lambda model, x, y, generator: METRIC.cometric(x).sample(generator),
+]
+
+
+@pytest.mark.parametrize("asking", DRAWING, ids=readable)
+@pytest.mark.parametrize(
+    ("received", "message"),
+    [(3, r"got 3; use torch\.Generator\(\)\.manual_seed\(3\)$"), (torch.zeros(3), "got Tensor; use torch")],
+)
+def test_a_seed_is_no_generator(asking, received, message) -> None:
+    with pytest.raises(ValueError, match=f"generator must be a torch.Generator or None; {message}"):
+        asking(Returning(lambda z: z), *batch(), generator=received)
+
+
+def test_fast_gradients_of_no_model_and_from_no_generator() -> None:
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module; got NoneType"):
+        ws.FastGradients(ws.Plain(), None)
+    with pytest.raises(ValueError, match="generator must be"):
+        ws.FastGradients(ws.Plain(), Returning(lambda z: z), compile=False)(*batch(), generator=3)
+
+
 @pytest.mark.parametrize("asking", ASKING, ids=repr)
 @pytest.mark.parametrize(
     ("of_model", "of_images", "remedy"),

@@ -474,6 +474,20 @@ def test_the_reprs_that_results_are_stored_under_stay_as_they_are():
     assert repr(Square(8 / 255)) == "Square(epsilon=8/255, queries=1000, start_share=0.8)"
 
 
+def test_attacks_that_would_not_move_are_refused():
+    for make in (IFGSM, PGD, MultiTargetedPGD):
+        with pytest.raises(ValueError, match=r"step must be positive, .*; got 0 with epsilon=0\.1; try epsilon / 4$"):
+            make(0.1, 0, 5)
+        make(0, 0, 5)  # of no size at all, as the first of several sizes may be
+
+
+@pytest.mark.parametrize("share", [0, 1.5, 2, 1000])
+def test_squares_cover_a_share_of_the_pixels(share):
+    with pytest.raises(ValueError, match=rf"start_share must be above 0 and at most 1, .*; got {share}$"):
+        Square(0.1, start_share=share)
+    Square(0.1, start_share=1)
+
+
 class Decoy(torch.nn.Module):
     """Class 1 is ahead of the other wrong ones and never reaches class 0; class 2 is far behind, and does."""
 

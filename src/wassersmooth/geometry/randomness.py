@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from wassersmooth import _checks
+
 
 def standard_normal(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
     """White noise in the dtype and on the device of ``like``."""
@@ -22,4 +24,5 @@ def random_signs(shape: torch.Size, like: Tensor, generator: torch.Generator | N
 
 
 def _source(like: Tensor, generator: torch.Generator | None) -> torch.device:
+    _checks.generator(generator)
     return like.device if generator is None else generator.device

@@ -94,6 +94,7 @@ class FastGradients:
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator | None = None) -> Terms:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)"""
         images, labels = usable(images), usable(labels)
+        _checks.generator(generator)
         if self.run is None:
             refuse_hooks(self.model)
             self._check(images, labels, None)

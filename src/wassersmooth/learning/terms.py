@@ -32,6 +32,7 @@ class Objective(ABC):
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)"""
         images, labels = usable(images), usable(labels)
         self.examine(model, images, labels)
+        _checks.generator(generator)
         with torch.enable_grad():
             loss, penalty = self.loss_and_penalty(model, images.detach(), labels, generator)
             return Terms(loss, penalty, loss + penalty)

@@ -70,6 +70,7 @@ def evaluate(
     if progress is not None and not callable(progress):
         raise ValueError(f"progress must be a function of (done, total, name); got {progress!r}; print is one")
     autoattack_images = _checks.positive_integer("autoattack_images", autoattack_images)
+    _checks.generator(generator)
     seed = _checked_seed(seed, generator)
     if suite in WITH_AUTOATTACK:
         autoattack.require_package()  # before hours of work, not after them

@@ -53,6 +53,7 @@ class Attack(ABC):
         _model_checks.class_labels(labels, images)
         _model_checks.model_on(model, images)
         _checks.pixels("images", images)
+        _checks.generator(generator)
         with attacked(model, images) as inner:
             return self.perturb(inner, images.detach().clamp(0, 1), labels.detach().clone(), generator).detach()
 
@@ -84,6 +85,8 @@ def check_size(epsilon: float, step: float, iterations: int) -> None:
     _checks.non_negative_number("epsilon", epsilon, remedy)
     _checks.non_negative_number("step", step, remedy)
     _checks.positive_integer("iterations", iterations)
+    if epsilon > 0 and step == 0:
+        raise ValueError(f"step must be positive, or the attack does not move; got 0 with epsilon={epsilon:g}; try epsilon / 4")
 
 
 def refuse_gray_levels(epsilon: float) -> None:

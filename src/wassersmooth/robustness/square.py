@@ -41,6 +41,8 @@ class Square(Attack):
         refuse_gray_levels(self.epsilon)
         _checks.positive_integer("queries", self.queries)
         _checks.non_negative_number("start_share", self.start_share)
+        if not 0 < self.start_share <= 1:
+            raise ValueError(f"start_share must be above 0 and at most 1, a share of the pixels; got {self.start_share}")
 
     @torch.no_grad()
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -27,6 +27,7 @@ def refuse_untraceable(objective: Objective, model: nn.Module) -> None:
     if not isinstance(objective, known):
         names = ", ".join(kind.__name__ for kind in known)
         raise ValueError(f"objective must be one of {names}; got {type(objective).__name__}, which has no fast gradients")
+    _model_checks.module(model)
     penalty = penalty_of(objective)
     if penalty is not None:
         if penalty.of != "loss":
