@@ -136,6 +136,23 @@ def test_a_damaged_or_foreign_checkpoint_is_named_and_left_as_it_is(tmp_path: Pa
     assert contents(run.folder) == before
 
 
+def test_the_same_contents_are_the_same_bytes(tmp_path: Path) -> None:
+    tensors = {"weight": torch.rand(3, 5), "bias": torch.rand(5), "steps": torch.tensor(7), "zoë": torch.rand(1).half()}
+    facts = {"config": {"eta": 0.5, "model": "small"}, "data": "ä", "classes": 3}
+    shuffled = {"classes": 3, "data": "ä", "config": {"model": "small", "eta": 0.5}}
+    path = tmp_path / "model.safetensors"
+    written = set()
+    for k in range(8):  # safetensors shuffles three names of its own: 8 equal files by chance are rare
+        checkpoints.save(path, dict(reversed(tensors.items())) if k % 2 else tensors, shuffled if k % 2 else facts)
+        written.add(path.read_bytes())
+    (raw,) = written
+    assert int.from_bytes(raw[:8], "little") % 8 == 0
+    stored, plain = checkpoints.load(path), safetensors.torch.load_file(path)
+    assert stored.facts == facts
+    assert stored.tensors.keys() == plain.keys() == tensors.keys()
+    assert all(torch.equal(stored.tensors[name], tensors[name]) and torch.equal(plain[name], tensors[name]) for name in tensors)
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     run, loaded = half_trained(tmp_path)
     facts = checkpoints.load(run.checkpoint_path)

@@ -34,11 +34,19 @@ class Stored:
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Writes both in one file, all or nothing."""
+    """Writes both in one file, all or nothing. The same contents give the same bytes: measured rows know a model by them."""
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}  # tied weights share memory
-    text = json.dumps(facts)
+    text = json.dumps(facts, sort_keys=True)
     header = {"format": FORMAT, "facts": text, "sha256": digest(own, text)}
-    durable.write(path, safetensors.torch.save(own, header))
+    durable.write(path, _in_one_order(safetensors.torch.save(own, header)))
+
+
+def _in_one_order(raw: bytes) -> bytes:
+    """A safetensors file with its header sorted: safetensors shuffles the metadata anew in every process."""
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.dumps(json.loads(raw[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # the format aligns what follows
+    return len(header).to_bytes(8, "little") + header + raw[end:]
 
 
 def load(path: Path) -> Stored:
@@ -92,7 +100,7 @@ def load_into(module: torch.nn.Module, tensors: dict[str, Tensor], path: Path) -
 
 
 def digest(tensors: Mapping[str, Tensor], facts: str) -> str:
-    """SHA-256 of the contents, whatever the order of the tensors; that of a file's bytes is another in every writing."""
+    """SHA-256 of the contents, whatever the order of the tensors; earlier versions wrote the same contents in other bytes."""
     hashed = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
