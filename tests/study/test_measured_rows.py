@@ -11,7 +11,8 @@ from study.small_studies import SILENT, tiny_run, train_to_the_end
 
 from wassersmooth.robustness.measurement import Measurement
 from wassersmooth.study import experiment, provenance
-from wassersmooth.study.measured_rows import MeasuredRows
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.measured_rows import MeasuredRows, wrong_images
 from wassersmooth.study.runs import MEASURED
 from wassersmooth.study.screen import Screen
 
@@ -39,8 +40,94 @@ def test_half_a_line_is_cut_off(tmp_path: Path, left: str) -> None:
         file.write(left)
     again = MeasuredRows(path, SUBJECT)
     assert list(again) == ["clean"]
+    assert not again.remark
     again["more"] = torch.zeros(2, dtype=torch.bool)
     assert list(MeasuredRows(path, SUBJECT)) == ["clean", "more"]
+
+
+OTHERS = SUBJECT | {"test_sha256": "others"}
+
+
+def two_subjects(path: Path) -> list[str]:
+    """The lines of a file with three rows of one subject and two of another, all different."""
+    path.unlink(missing_ok=True)
+    rows = MeasuredRows(path, SUBJECT)
+    for number in range(3):
+        rows[f"row{number}"] = torch.arange(8) == number
+    others = MeasuredRows(path, OTHERS)
+    others["row0"], others["row1"] = torch.arange(8) > 5, torch.arange(8) > 6
+    return path.read_text().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("bad", "text", "left", "left_of_others"),
+    [
+        (2, "\x00\x00\n", ["row0"], ["row0", "row1"]),  # it may have named another subject: what follows is nobody's
+        (2, '{"name": "row1", "sha\n', ["row0", "row2"], ["row0", "row1"]),
+        (2, '{"name": "row1", "shape": [-8], "bits": "4A=="}\n', ["row0", "row2"], ["row0", "row1"]),
+        (4, '{"subj\n', ["row0", "row1", "row2"], []),
+        (0, "no json\n", [], ["row0", "row1"]),
+    ],
+)
+def test_a_broken_line_in_the_middle_costs_no_others(
+    tmp_path: Path, bad: int, text: str, left: list[str], left_of_others: list[str]
+) -> None:
+    path = tmp_path / MEASURED["test"]
+    lines = two_subjects(path)
+    lines[bad] = text
+    path.write_text("".join(lines))
+    before = path.read_bytes()
+    rows = MeasuredRows(path, SUBJECT)
+    assert list(rows) == left
+    assert all(torch.equal(rows[name], torch.arange(8) == int(name[-1])) for name in left)
+    (aside,) = tmp_path.glob("*.damaged")
+    assert aside.read_bytes() == before
+    assert "of measured.jsonl cannot be used and will be measured again" in rows.remark
+    assert rows.remark.endswith(aside.name)
+    assert wrong_images(path, SUBJECT).keys() == set(left)
+    others = MeasuredRows(path, OTHERS)
+    assert list(others) == left_of_others
+    assert all(torch.equal(others[name], torch.arange(8) > 5 + int(name[-1])) for name in left_of_others)
+    others["more"] = torch.ones(8, dtype=torch.bool)
+    assert list(MeasuredRows(path, OTHERS)) == [*left_of_others, "more"]
+    assert not MeasuredRows(path, SUBJECT).remark, "it was said once"
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / MEASURED["test"]
+    two_subjects(path)
+    before, original = path.read_bytes(), Path.read_bytes
+
+    def refuse(self: Path) -> bytes:
+        if self == path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        for read in (MeasuredRows, wrong_images):
+            with pytest.raises(StudyError, match=r"measured\.jsonl cannot be read \(Permission denied\).*; fix its"):
+                read(path, SUBJECT)
+    assert path.read_bytes() == before
+    assert len(MeasuredRows(path, SUBJECT)) == 3
+
+
+def test_an_evaluation_says_that_its_rows_were_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, loaded = tiny_run(tmp_path, epochs=1)
+    train_to_the_end(run, loaded)
+    experiment.measure([run], SILENT, "cpu", "quick", 12)
+    (run.folder / "evaluation.json").unlink()
+    path = run.folder / MEASURED["test"]
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = lines[2][:-30]
+    path.write_bytes(b"\n".join(lines))
+    experiment.measure([run], Screen(), "cpu", "quick", 12)
+    assert "none-seed0: 1 line of measured.jsonl cannot be used" in capsys.readouterr().out
+    path.unlink()
+    path.mkdir()
+    (run.folder / "evaluation.json").unlink()
+    with pytest.raises(StudyError, match=r"measured\.jsonl cannot be read"):
+        experiment.measure([run], SILENT, "cpu", "quick", 12)
 
 
 @pytest.mark.parametrize("content", ["", "{}\n", "no json\n", '{"subject": {"model_sha256": "another"}}\n{"name": "x"}\n'])

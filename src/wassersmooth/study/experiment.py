@@ -189,6 +189,8 @@ def _measure_one(
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     try:
         memory = MeasuredRows(run.folder / MEASURED[split], subject | {"device": device.type}, provenance.origin(device))
+        if memory.remark:
+            screen.line(f"{run.name}: {memory.remark}")
         report = evaluate(
             model, images, labels, cast(Suite, suite), progress, generator, autoattack_images=autoattack_images, memory=memory
         )

@@ -9,6 +9,7 @@ rows of another network are dropped. Rows of other code are kept, since attacks 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
@@ -20,6 +21,8 @@ import torch
 from torch import Tensor
 
 from wassersmooth.study import durable
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.tables import counted
 
 Origin = Mapping[str, Any] | None  # None in files of earlier versions, which do not say
 
@@ -36,11 +39,14 @@ class MeasuredRows(MutableMapping[str, Tensor]):
         path: of the file.
         subject: hashes of the network and of the images, and the kind of device.
         origin: the code and the machine that measure what is put in from now on.
+
+    Attributes:
+        remark: one line where the file was damaged, for the user; else empty.
     """
 
     def __init__(self, path: Path, subject: Mapping[str, Any], origin: Origin = None) -> None:
         self.path, self.subject, self.origin = path, dict(subject), origin
-        self._known = _read(path, self.subject)
+        self._known, self.remark = _read(path, self.subject)
         self._asked_for: dict[str, None] = {}  # in order
 
     def origins(self) -> list[dict[str, Any]]:
@@ -84,52 +90,84 @@ class WrongImages(NamedTuple):
 def wrong_images(path: Path, subject: Mapping[str, Any]) -> dict[str, WrongImages]:
     """Which images are wrong under each measure of the subject, by its short name; of the most images, the latest of those.
 
-    Reads only. A file that is missing has nothing to say, and a broken one only what stands before the break.
+    Reads only. A file that is missing has nothing to say, and a broken line of it neither.
     """
     found: dict[str, WrongImages] = {}
-    owner: Mapping[str, Any] = {}
-    try:
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            owner = entry.get("subject", owner)
-            if "name" in entry and subject.items() <= owner.items() and len(entry["shape"]) == 1:
-                name = entry["name"].partition(" ")[0]
-                images = _unpacked(entry).numel()
-                if images and images >= found.get(name, WrongImages(0, "")).images:
-                    found[name] = WrongImages(images, entry["bits"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
+    for line in _lines(_content(path)):
+        if line.row is not None and subject.items() <= line.owner.items() and len(line.row["shape"]) == 1:
+            name = line.row["name"].partition(" ")[0]
+            images = _unpacked(line.row).numel()
+            if images and images >= found.get(name, WrongImages(0, "")).images:
+                found[name] = WrongImages(images, line.row["bits"])
     return found
 
 
-def _read(path: Path, subject: dict[str, Any]) -> dict[str, _Row]:
-    """The results of this subject, and the file so that the next one can be appended. What follows a broken line is dropped."""
-    try:
-        raw = path.read_bytes()
-    except OSError:
-        raw = b""
-    found: dict[str, _Row] = {}
-    good: list[bytes] = []
-    owner: dict[str, Any] | None = None
-    for line in raw.split(b"\n")[:-1]:
+class _Line(NamedTuple):
+    """What a line belongs to, which is nothing where nobody knows, and the row that it is, if it is one."""
+
+    text: bytes
+    owner: dict[str, Any]
+    row: dict[str, Any] | None
+
+
+def _lines(content: bytes) -> Iterator[_Line]:
+    """All whole lines. Below a broken one that may have named a subject, rows belong to nobody until the next subject."""
+    owner: dict[str, Any] = {}
+    for text in content.split(b"\n")[:-1]:
         try:
-            entry = json.loads(line)
-            if "subject" in entry:
-                owner = dict(entry["subject"])
-            elif owner == subject:
-                found[entry["name"]] = _Row(_unpacked(entry), entry.get("origin"))
-            else:
-                _unpacked(entry)  # another's: it must be whole
-        except (ValueError, KeyError, TypeError):
-            break
-        if owner is not None and owner.get("model_sha256") == subject["model_sha256"]:
-            good.append(line)
-    if owner != subject:
-        good.append(json.dumps({"subject": subject}).encode())
-    whole = b"\n".join(good) + b"\n"
-    if whole != raw:  # also where a kill has left a part of a line: what is appended must not stick to it
+            entry = json.loads(text)
+            row = None if "subject" in entry else _whole(entry)
+            owner = dict(entry["subject"]) if row is None else owner
+        except (ValueError, KeyError, TypeError, RuntimeError, OverflowError):
+            owner = owner if text.startswith(b'{"name"') else {}
+            yield _Line(text, {}, None)
+        else:
+            yield _Line(text, owner, row)
+
+
+def _whole(entry: dict[str, Any]) -> dict[str, Any]:
+    """The row, if it can be used."""
+    if not isinstance(entry["name"], str):
+        raise TypeError(f"a row's name is text; got {entry['name']!r}")
+    _unpacked(entry)
+    return entry
+
+
+def _content(path: Path) -> bytes:
+    """Nothing where there is no file; one that is there and cannot be read must not be taken for that."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise StudyError(
+            f"{path} cannot be read ({error.strerror}); it was left as it is; fix its permissions, or move it away to measure "
+            "everything again"
+        ) from None
+
+
+def _read(path: Path, subject: dict[str, Any]) -> tuple[dict[str, _Row], str]:
+    """The results of this subject, the file so that the next one can be appended, and a remark where the file is damaged.
+
+    Half a line at the end is what a kill leaves, and is cut off. With damage above it, all that is whole is kept, and the file
+    as it was lies beside it under another name.
+    """
+    content = _content(path)
+    lines = list(_lines(content))
+    good = [line for line in lines if line.owner.get("model_sha256") == subject["model_sha256"]]
+    rows = [line.row for line in good if line.row is not None and line.owner == subject]
+    broken, remark = sum(not line.owner for line in lines[:-1]), ""
+    if broken:
+        aside = path.with_name(f"{path.name}.{hashlib.sha256(content).hexdigest()[:8]}.damaged")
+        durable.write(aside, content)
+        remark = f"{counted(broken, 'line')} of {path.name} cannot be used and will be measured again; as it was: {aside.name}"
+    texts = [line.text for line in good]
+    if not good or good[-1].owner != subject:
+        texts.append(json.dumps({"subject": subject}).encode())
+    whole = b"\n".join(texts) + b"\n"
+    if whole != content:  # also where a kill has left a part of a line: what is appended must not stick to it
         durable.write(path, whole)
-    return found
+    return {row["name"]: _Row(_unpacked(row), row.get("origin")) for row in rows}, remark
 
 
 def unpacked(bits: str, count: int) -> npt.NDArray[np.uint8]:
