@@ -371,6 +371,50 @@ def test_workers_must_agree_on_everything_else(tmp_path: Path) -> None:
         shared(tmp_path, recipe="b")
 
 
+@pytest.mark.parametrize("cut", [1, 25, None])
+def test_half_a_line_at_the_end_of_the_journal_is_cut_off(tmp_path: Path, cut: int | None) -> None:
+    grid, journal = shared(tmp_path), tmp_path / "sweep.journal"
+    for _ in range(2):
+        finish(grid, grid.next_trial(SILENT))  # type: ignore[arg-type]
+    content = journal.read_bytes()
+    torn = content + b'{"op_code":6,"wor{"op_code":0}\n' if cut is None else content[:-cut]
+    journal.write_bytes(torn)
+    survivor = shared(tmp_path, grace=0.5)
+    assert len(survivor.measured()) == (2 if cut is None else 1), "what was told in that line is told again"
+    while (trial := survivor.next_trial(SILENT)) is not None:
+        finish(survivor, trial)
+    assert len(shared(tmp_path).measured()) == 4
+    assert not list(tmp_path.glob("*.lock"))
+
+
+def test_a_file_of_something_else_is_not_cut(tmp_path: Path) -> None:
+    (tmp_path / "sweep.journal").write_text("years of work\nand no end")
+    with pytest.raises(StudyError, match="cannot be used"):
+        shared(tmp_path)
+    assert (tmp_path / "sweep.journal").read_text().startswith("years of work\nand no end")
+
+
+def test_a_damaged_journal_is_moved_away_and_finished_runs_are_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, folder, grid = tiny_study(tmp_path, epochs=1), tmp_path / "sweep", dataclasses.replace(GRID, radii=(1,))
+    chosen = run_sweep(study, folder, grid)
+    found = (folder / "sweep.json").read_bytes()
+    journal = folder / "sweep.journal"
+    lines = journal.read_bytes().split(b"\n")
+    journal.write_bytes(b"\n".join([*lines[:3], lines[3][:-9], *lines[4:]]))
+    with pytest.raises(StudyError, match="move it away and give the command again: runs that are finished are found"):
+        run_sweep(study, folder, grid)
+    journal.rename(folder / "damaged.journal")
+
+    def refuse(*_: object) -> None:
+        pytest.fail("a finished run was trained again")
+
+    monkeypatch.setattr(sweep, "training", refuse)
+    assert run_sweep(study, folder, grid) == chosen
+    assert (folder / "sweep.json").read_bytes() == found
+
+
 def test_a_database_as_storage(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/sweep.db"
     grid = SharedGrid(GRID.points(), "test", url, 300.0, {})
@@ -387,7 +431,7 @@ def test_bad_sweeps_are_refused(tmp_path: Path) -> None:
         Grid(etas=("0.1,0.3",)).points()
     with pytest.raises(StudyError, match="chooses on the validation split"):
         run_sweep(tiny_study(tmp_path, validation=0.0), tmp_path / "sweep")
-    with pytest.raises(StudyError, match="--storage nosuchdb://x: cannot be used"):
+    with pytest.raises(StudyError, match=r"--storage nosuchdb://x: cannot be used .*; give a journal file, or the"):
         SharedGrid(GRID.points(), "test", "nosuchdb://x", 300.0, {})
     with pytest.raises(StudyError, match="one process per worker"):
         sweep.sweep(tiny_study(tmp_path), GRID, "tiny", tmp_path, dataclasses.replace(CPU, size=2), SILENT)

@@ -6,6 +6,7 @@ here. A point that a dead worker had begun goes on from its checkpoint where its
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -46,7 +47,9 @@ class SharedGrid:
                 load_if_exists=True,
             )
         except Exception as error:  # a database's own errors come in many classes
-            raise StudyError(f"--storage {storage}: cannot be used ({_checks.first_line(error)})") from None
+            raise StudyError(
+                f"--storage {storage}: cannot be used ({_checks.first_line(error)}); {_remedy(storage, error)}"
+            ) from None
         known = self.study.user_attrs.get("recipe")
         if known is None:
             self.study.set_user_attr("recipe", recipe)
@@ -62,7 +65,15 @@ class SharedGrid:
         from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalStorage
 
         Path(where).parent.mkdir(parents=True, exist_ok=True)
-        return JournalStorage(JournalFileBackend(where, lock_obj=JournalFileOpenLock(where)))
+        lock = JournalFileOpenLock(where)
+        if _torn_at(Path(where)) is not None:
+            lock.acquire()
+            try:
+                if (end := _torn_at(Path(where))) is not None:  # not what another worker was just writing
+                    os.truncate(where, end)
+            finally:
+                lock.release()
+        return JournalStorage(JournalFileBackend(where, lock_obj=lock))
 
     def measured(self) -> list[Measured]:
         """One result for each point that has one, in the order of the grid."""
@@ -172,6 +183,27 @@ class SharedGrid:
 
     def _point(self, params: dict[str, Any]) -> Regularizer:
         return Regularizer(self.points[0].kind, *(params[name] for name in self.space))
+
+
+def _torn_at(journal: Path) -> int | None:
+    """Where the last line begins, if a kill or a full disk has left a part of it: optuna would append to that."""
+    content = journal.read_bytes() if journal.is_file() else b""
+    if not content.startswith(b'{"op_code"'):  # empty, or no journal: not ours to cut
+        return None
+    begin = content.rfind(b"\n", 0, -1) + 1
+    try:
+        json.loads(content[begin:])
+        return None if content.endswith(b"\n") else begin
+    except ValueError:
+        return begin
+
+
+def _remedy(storage: str, error: Exception) -> str:
+    if "://" in storage:
+        return "give a journal file, or the URL of a database that can be reached"
+    if isinstance(error, OSError):
+        return "fix its permissions, or give another journal file"
+    return "move it away and give the command again: runs that are finished are found in their folders, and not trained again"
 
 
 def _process_exists(process: int) -> bool:
