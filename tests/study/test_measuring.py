@@ -19,7 +19,7 @@ from wassersmooth.study import checkpoints, experiment, rows
 from wassersmooth.study.clock import clocked
 from wassersmooth.study.error_table import show_errors
 from wassersmooth.study.errors import DivergedError, StudyError
-from wassersmooth.study.runs import Run
+from wassersmooth.study.runs import EVALUATIONS, Run
 from wassersmooth.study.screen import Screen
 
 
@@ -240,6 +240,37 @@ def test_a_run_that_is_not_finished_is_named_and_the_others_are_measured(
     assert "the run is not finished; give its train command again" in shown.err
     assert shown.err.count("\n") == 1
     assert [(run.folder / "evaluation.json").exists() for run in runs] == [False, True]
+
+
+@pytest.mark.parametrize("split", ["test", "validation"])
+def test_a_run_without_its_images_is_named_and_the_others_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
+) -> None:
+    lost = tmp_path / "lost"
+    lost.mkdir()
+    changes = {"validation": 0.0, "regularizers": ("euclidean:eta=0.1", "euclidean:eta=0.2")}
+    study = tmp_path / "study"
+    without = experiment.train(tiny_study(lost, epochs=1, **changes), "tiny", study, CPU, SILENT)
+    (whole,) = experiment.train(tiny_study(tmp_path, epochs=1), "tiny", study, CPU, SILENT)
+    if split == "test":
+        (lost / "stripes.npz").unlink()
+    flags = ["--suite", "quick", "--device", "cpu", "--test-images", "12", "--split", split]
+    assert cli.main(["evaluate", str(study), *flags]) == 2
+    shown = capsys.readouterr()
+    assert all(f"{run.name}: could not be measured" in shown.out for run in without)
+    assert f"wassersmooth: {without[0].folder}" in shown.err
+    assert shown.err.endswith("; 1 more could not be measured either\n")
+    assert shown.err.count("\n") == 1
+    assert [(run.folder / EVALUATIONS[split]).exists() for run in (*without, whole)] == [False, False, True]
+
+
+def test_a_checkpoint_is_not_thrown_away_for_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path)
+    assert cli.main(["evaluate", str(run.checkpoint_path)]) == 2
+    said = capsys.readouterr().err
+    assert "checkpoint.safetensors is the checkpoint of a run" in said
+    assert "give the run's folder; its train command goes on from this file" in said
+    assert "move" not in said
 
 
 def test_a_last_step_that_explodes_does_not_finish_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,8 @@ RECORD = "study.json"  # in the study's folder: how long training and evaluation
 PAUSE = 0.5  # seconds between two looks at what other processes are measuring
 EVALUATION_SEED = 0  # the same for all runs, so that they are measured on the same images with the same random starts
 
+Wanted = tuple[Data, int | None, bool]  # what a data set is loaded by
+
 
 def train(study: Study, preset: str, folder: Path, world: World, screen: Screen) -> list[Run]:
     """Trains all runs of a study that are not finished; returns all of them."""
@@ -71,14 +73,14 @@ def measure(
 ) -> None:
     """Evaluates finished runs on test images; what is not given comes from each run's own configuration.
 
-    A run that cannot be measured, such as one that is not finished or whose weights exploded, is named; the others are
-    measured, and the error comes at the end. Processes that are given the same runs share them. With split = "validation", on
-    as many of the images that training held out: what is chosen by them was not chosen on the test images. Those results have
-    files of their own.
+    A run that cannot be measured, such as one that is not finished, whose weights exploded or whose data are missing, is named;
+    the others are measured, and the error comes at the end. Processes that are given the same runs share them. With split =
+    "validation", on as many of the images that training held out: what is chosen by them was not chosen on the test images.
+    Those results have files of their own.
     """
     where = choose_device(device)
     acceleration.apply_settings(Machine(precision="float32"))  # an attack lives on small gradients: none is rounded away
-    loaded: dict[tuple[Data, int | None, bool], Dataset] = {}
+    loaded: dict[Wanted, Dataset | StudyError] = {}
     complaints: dict[Path, StudyError] = {}
     with screen.bars():
         for run in _shared_out(runs, screen):
@@ -87,13 +89,12 @@ def measure(
                 wanted = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
                 count = test_images or run.config.evaluation.test_images
                 key = (wanted, count if split == "test" else None, own_models.trained_elsewhere(run))
-                if key not in loaded:
-                    loaded[key] = data.load(*key)
-                part = loaded[key].test if split == "test" else _held_out(loaded[key], count, run)
                 hard = autoattack_images or run.config.evaluation.autoattack_images
                 asked = (suite or run.config.evaluation.suite, hard, where, screen, pictures, split)
                 try:
-                    _measure_one(run, run.load_model(loaded[key]), part, *asked)
+                    images = _loaded(run, key, loaded)
+                    part = images.test if split == "test" else _held_out(images, count, run)
+                    _measure_one(run, run.load_model(images), part, *asked)
                 except StudyError as error:
                     complaints[run.folder] = error
                     screen.line(f"{run.name}: could not be measured")
@@ -146,6 +147,19 @@ def _shared_out(runs: Sequence[Run], screen: Screen) -> Iterator[Run]:
             said = True
             time.sleep(PAUSE)
         waiting = elsewhere
+
+
+def _loaded(run: Run, key: Wanted, known: dict[Wanted, Dataset | StudyError]) -> Dataset:
+    """The run's data set, looked for once; a complaint names the run, since others may have other data."""
+    if key not in known:
+        try:
+            known[key] = data.load(*key)
+        except StudyError as error:
+            known[key] = error
+    found = known[key]
+    if isinstance(found, StudyError):
+        raise type(found)(f"{run.folder}: {found}")
+    return found
 
 
 def _held_out(loaded: Dataset, count: int | None, run: Run) -> Part:

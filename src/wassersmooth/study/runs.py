@@ -161,6 +161,11 @@ def facts_of(config: RunConfig, data: Dataset, model: nn.Module) -> dict[str, An
 def read_model(path: Path) -> Stored:
     """A trained model's file: weights, and facts with its configuration and the images it takes."""
     stored: Stored = checkpoints.load(path)
+    if "steps" in stored.facts and path.name != "model.safetensors":
+        raise StudyError(
+            f"{path} is the checkpoint of a run; expected a trained model; give the run's folder; its train command goes on "
+            "from this file"
+        )
     if not {"channels", "classes"} <= stored.facts.keys():
         raise StudyError(
             f"{path} is not a trained model: it names no channels and classes, as a checkpoint does not; expected what "
@@ -191,7 +196,7 @@ def runs_in(folder: Path) -> list[Run]:
     return [Run.at(path) for path in found]
 
 
-def read_json(path: Path, what: str, remedy: str = "restore it, or move its folder away") -> dict[str, Any]:
+def read_json(path: Path, what: str, remedy: str = "restore it, or move the run's folder away") -> dict[str, Any]:
     """The JSON object in a file. ``what`` its folder is not where there is none; ``remedy`` for one that is damaged."""
     try:
         content = json.loads(path.read_text())
