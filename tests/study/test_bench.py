@@ -374,6 +374,8 @@ def test_no_goal_is_judged_by_an_unsteady_step() -> None:
         (["--render", "good.json", "--page", "nowhere.md"], "nowhere.md cannot be read"),
         (["--render", "good.json", "--page", "empty.md"], "the page has no block to fill"),
         (["--output", "."], "--output needs a file"),
+        (["--render", "half.json"], "; restore it, or measure it again"),
+        ([*QUICK[1:], "--only", "step", "--output", "half.json"], "; restore it, or choose another --output"),
         (["--training", "."], "neither a run nor a study folder"),
     ],
 )
@@ -382,6 +384,7 @@ def test_what_cannot_be_rendered_or_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "half.json").write_text("{")
     (tmp_path / "good.json").write_text(json.dumps(fake_report()))
     (tmp_path / "empty.md").write_text("nothing\n")
     assert cli.main(["bench", *arguments]) == 2

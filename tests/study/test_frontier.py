@@ -634,6 +634,19 @@ def test_a_damaged_row_is_named(tmp_path: Path, damage: Callable[[dict[str, Any]
         write_page(results)
 
 
+def test_a_file_of_rows_that_is_none_does_not_cost_its_folder(tmp_path: Path) -> None:
+    fake_run(tmp_path / "a", "none")
+    results = tmp_path / "results" / "frontier.json"
+    results.parent.mkdir()
+    results.write_text("{")
+    with pytest.raises(StudyError, match=r"frontier\.json cannot be read .*; restore it, or choose another file for the rows"):
+        gather([tmp_path / "a"], results, SILENT)
+    for use in (lambda: gather([tmp_path / "a"], results.parent, SILENT), lambda: write_page(results.parent)):
+        with pytest.raises(StudyError, match=r"expected a file of rows; got .*results, a folder; give a file in it"):
+            use()
+    assert not (tmp_path / "results.lock").exists()
+
+
 def test_without_the_strongest_attack_nothing_is_most_robust(tmp_path: Path) -> None:
     for text in ("none", "euclidean:eta=0.5", "euclidean:eta=1"):
         path = fake_run(tmp_path / "a", text) / "validation.json"

@@ -134,8 +134,8 @@ def test_sweeps_of_several_kinds_that_end_at_once_lose_nothing(tmp_path: Path, m
     def conclude(kind: str) -> None:
         sweep._conclude([Measured(Regularizer(kind, 0.1), 10.0, 40.0)], plain, {}, tmp_path, SILENT)
 
-    def read_slowly(path: Path, what: str) -> dict[str, object]:
-        found = read_json(path, what)
+    def read_slowly(path: Path, *rest: str) -> dict[str, object]:
+        found = read_json(path, *rest)
         time.sleep(0.3)  # time enough for the other one to read the same
         return found
 
@@ -413,6 +413,13 @@ def test_a_damaged_journal_is_moved_away_and_finished_runs_are_found_again(
     monkeypatch.setattr(sweep, "training", refuse)
     assert run_sweep(study, folder, grid) == chosen
     assert (folder / "sweep.json").read_bytes() == found
+
+
+def test_a_damaged_sweep_json_does_not_cost_the_study(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text("{")
+    found, plain = [Measured(point(), 10.0, 40.0)], Measured(Regularizer("none"), 10.0, 50.0)
+    with pytest.raises(StudyError, match="; restore it, or move it away and give the sweep command of each kind again"):
+        sweep._conclude(found, plain, {}, tmp_path, SILENT)
 
 
 def test_a_database_as_storage(tmp_path: Path) -> None:

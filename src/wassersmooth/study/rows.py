@@ -18,7 +18,8 @@ def read(path: Path) -> dict[str, Any]:
     """``{"rows": [...], ...}`` as stored; no rows where there is no file yet."""
     if not path.exists():
         return {"rows": []}
-    stored = read_json(path, "a folder of results")
+    _refuse_folder(path)
+    stored = read_json(path, "a folder of results", "restore it, or choose another file for the rows")
     if not isinstance(stored.get("rows"), list):
         raise StudyError(f'{path} is not a file of rows: expected {{"rows": [...]}}; choose another file')
     return stored
@@ -42,11 +43,17 @@ def changing(path: Path) -> Iterator[dict[str, Any]]:
 
     All that is decided by what is there belongs inside: another process may add rows at the same moment, and waits.
     """
+    _refuse_folder(path)
     durable.make_folder(path.parent)
     with locked(path.with_suffix(".lock"), wait=True):
         stored = read(path)
         yield stored
         durable.write_json(path, stored)
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise StudyError(f"expected a file of rows; got {path}, a folder; give a file in it, such as {path / 'rows.json'}")
 
 
 def merged(old: Sequence[Row], new: Sequence[Row], key: Sequence[str]) -> list[Row]:

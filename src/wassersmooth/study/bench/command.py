@@ -79,7 +79,7 @@ class Bench:
         if self.render is not None:
             if not self.render.is_file():
                 raise StudyError(f"--render needs a file that wassersmooth bench has written; got {self.render}: not there")
-            report = read_json(self.render, "a folder with a bench")
+            report = read_json(self.render, "a folder with a bench", "restore it, or measure it again")
             if self.training is not None:
                 report = with_training(report, self.training)
                 durable.write_json(self.render, report)

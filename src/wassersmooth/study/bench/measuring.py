@@ -162,7 +162,7 @@ def training_record(folder: Path) -> dict[str, Any]:
                 f"--training needs a finished study; got {folder}, where {run.folder.name} is not finished; train it"
             )
     epochs = [len(run.metrics()) for run in runs]
-    record = read_json(folder / RECORD, "a study folder") if (folder / RECORD).is_file() else {}
+    record = read_json(folder / RECORD, "a study folder", "restore it, or move it away") if (folder / RECORD).is_file() else {}
     training = record.get("training_seconds") or max(sum(row["seconds"] for row in run.metrics()) for run in runs)
     evaluation = record.get("evaluation_seconds") or 0.0
     steps = [_steps_of(run) for run in runs]
@@ -272,7 +272,7 @@ def _kept(path: Path, report: dict[str, Any], screen: Screen) -> dict[str, Any]:
     empty |= {"profile": None, "accuracy": None, "memory": None, "throughput": None, "parts": {}}
     if not path.is_file():
         return empty
-    old = read_json(path, "a folder with a bench")
+    old = read_json(path, "a folder with a bench", "restore it, or choose another --output")
     other = [key for key in ("hardware", "torch", "settings") if old.get(key) != report[key]]
     if other:
         screen.line(f"{path}: what was there has other {' and other '.join(other)}, and is replaced")

@@ -25,7 +25,7 @@ def add_prices(bench: Path, results: Path) -> None:
     """Puts the times of a bench into the file of rows, over earlier ones of the same kinds on the same machine."""
     if not bench.is_file():
         raise StudyError(f"--prices needs a file that wassersmooth bench has written; got {bench}: not there")
-    report = read_json(bench, "a folder with a bench")
+    report = read_json(bench, "a folder with a bench", "restore it, or measure it again")
     steps = report.get("step")
     if not isinstance(steps, Mapping) or "plain" not in steps:
         raise StudyError(f"--prices needs a file that wassersmooth bench --only step has written; got {bench}: no steps in it")

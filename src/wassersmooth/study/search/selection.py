@@ -14,6 +14,7 @@ SELECTIONS = {
     WITHIN_ONE_POINT: "the best robust error with clean error within one point of the unregularized network",
     MOST_ROBUST: "the best robust error, whatever it costs",
 }
+SWEEP_REMEDY = "restore it, or move it away and give the sweep command of each kind again"  # where sweep.json is damaged
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from wassersmooth.study.regularizers import ON_A_GRAPH, Regularizer
 from wassersmooth.study.runs import Run, locked, read_json
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.search import heatmap
-from wassersmooth.study.search.selection import TOLERANCE, Measured, at_the_edge, choose, select
+from wassersmooth.study.search.selection import SWEEP_REMEDY, TOLERANCE, Measured, at_the_edge, choose, select
 from wassersmooth.study.search.shared_grid import SharedGrid
 from wassersmooth.study.training import training
 
@@ -128,7 +128,7 @@ def _conclude(
         "recipe": recipe,
     }
     with locked(folder / "sweep.lock", wait=True):  # a sweep of another kind may end at the same moment
-        searches = (read_json(path, "a sweep").get("searches", {}) if path.exists() else {}) | {kind: search}
+        searches = (read_json(path, "a sweep", SWEEP_REMEDY).get("searches", {}) if path.exists() else {}) | {kind: search}
         by_rule = {rule: {kind: searches[kind]["selected"][rule] for kind in searches} for rule in selected}
         chosen = {"chosen": dataclasses.asdict(best), "selected": by_rule}
         durable.write_json(path, chosen | {"points": search["points"], "searches": searches})
