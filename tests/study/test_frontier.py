@@ -603,6 +603,10 @@ def test_the_course_of_robust_validation_error_is_told_and_drawn(tmp_path: Path,
         (lambda row: {k: v for k, v in row.items() if k not in ("epsilon", "errors")}, "without epsilon, errors"),
         (lambda row: row | {"errors": row["errors"] | {"clean": math.nan}}, "clean is nan"),
         (lambda row: row | {"errors": row["errors"] | {"clean": None}}, "clean is None"),
+        (lambda row: {"a": 1}, "without family, .*"),
+        (lambda row: row | {"seed": "x"}, "seed is 'x'"),
+        (lambda row: row | {"activation": None}, "activation is None"),
+        (lambda row: row | {"errors": [1.0]}, r"errors is \[1\.0\]"),
         (lambda row: row | {"validation": None}, "validation is no object with errors"),
         (lambda row: row | {"validation": {"errors": {"clean": math.nan}}}, "clean is nan"),
         (lambda row: row | {"flips": {"vertical": 3.0}}, "flips of vertical alone"),
@@ -630,8 +634,28 @@ def test_a_damaged_row_is_named(tmp_path: Path, damage: Callable[[dict[str, Any]
     gather([tmp_path / "a"], results, SILENT)
     stored = json.loads(results.read_text())
     results.write_text(json.dumps(stored | {"rows": [stored["rows"][0], damage(stored["rows"][1])]}))
-    with pytest.raises(StudyError, match=rf"frontier\.json: row 2 is damaged \({message}\); restore the file"):
-        write_page(results)
+    before = results.read_bytes()
+    for use in (lambda: write_page(results), lambda: gather([tmp_path / "a"], results, SILENT)):
+        with pytest.raises(StudyError, match=rf"frontier\.json: row 2 is damaged \({message}\); restore the file"):
+            use()
+    assert results.read_bytes() == before
+
+
+def test_an_evaluation_that_lacks_a_part_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_run(tmp_path / "a", "none")
+    path = fake_run(tmp_path / "a", "euclidean:eta=0.5") / "evaluation.json"
+    seen = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in seen.items() if name != "flips"}))
+    assert len(gather([tmp_path / "a"], tmp_path / "frontier.json", Screen())) == 1
+    assert "left out, its evaluation lacks flips" in capsys.readouterr().out
+
+
+def test_the_names_of_a_harness_are_text(tmp_path: Path) -> None:
+    for text in ("none", "euclidean:eta=0.5"):
+        fake_run(tmp_path / "a", text, dataset="my_data_<script>alert(1)</script>|$x$.npz", model="my_models:net_a")
+    gather([tmp_path / "a"], tmp_path / "frontier.json", SILENT)
+    page = write_page(tmp_path / "frontier.json").read_text()
+    assert r"my\_models:net\_a on my\_data\_&lt;script>alert(1)&lt;/script>\|\$x\$.npz, batch" in page
 
 
 def test_a_file_of_rows_that_is_none_does_not_cost_its_folder(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -232,6 +234,45 @@ def test_a_damaged_or_exchanged_network_is_refused(published: Path, tmp_path: Pa
     (tmp_path / "none.safetensors").write_bytes((models / "euclidean.safetensors").read_bytes())
     with pytest.raises(StudyError, match=r"has not the SHA-256 that .*models\.json names"):
         load_published(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda row: 3, "expected an object, got int"),
+        (lambda row: {name: value for name, value in row.items() if name not in ("errors", "seed")}, "without seed, errors"),
+        (lambda row: row | {"errors": row["errors"] | {"clean": None}}, "clean is None"),
+        (lambda row: row | {"errors": 5}, "errors is no object"),
+        (lambda row: row | {"seed": "x"}, "seed is 'x'"),
+    ],
+)
+def test_a_damaged_row_is_one_line(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Any], Any], message: str
+) -> None:
+    path = stored_in(tmp_path, rows.read(published / "results" / "paper.json")["rows"])
+    found = rows.read(path)["rows"]
+    path.write_text(json.dumps({"rows": [*found, damage(found[1] | {"seed": 7})]}))
+    before = path.read_bytes()
+    for flags in (["--render", str(path)], [str(published / "study"), "--results", str(path)]):
+        assert cli.main(["publish", *flags]) == 2
+        said = capsys.readouterr().err
+        assert f" is damaged ({message}); restore the file" in said
+        assert said.count("\n") == 1
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("name", "lacks"), [("evaluation.json", "lacks entries"), ("provenance.json", "lacks seconds")])
+def test_an_empty_file_of_a_run_is_one_line(
+    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, lacks: str
+) -> None:
+    shutil.copytree(published / "study", tmp_path / "study")
+    (tmp_path / "study" / "none-seed1" / name).write_text("{}")
+    assert cli.main(["publish", str(tmp_path / "study"), "--results", str(tmp_path / "paper.json")]) == 2
+    said = capsys.readouterr().err
+    assert "none-seed1" in said
+    assert lacks in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "paper.json").exists()
 
 
 def test_damaged_pictures_are_told_with_the_remedy(tmp_path: Path) -> None:

@@ -22,7 +22,15 @@ def read(path: Path) -> dict[str, Any]:
     stored = read_json(path, "a folder of results", "restore it, or choose another file for the rows")
     if not isinstance(stored.get("rows"), list):
         raise StudyError(f'{path} is not a file of rows: expected {{"rows": [...]}}; choose another file')
+    for number, row in enumerate(stored["rows"], 1):
+        if not isinstance(row, dict):
+            raise damaged(path, number, f"expected an object, got {type(row).__name__}")
     return stored
+
+
+def damaged(path: Path, number: int, what: str) -> StudyError:
+    """For a row that somebody wrote or cut by hand."""
+    return StudyError(f"{path}: row {number} is damaged ({what}); restore the file, or gather it anew elsewhere")
 
 
 def merge(path: Path, new: Sequence[Row], key: Sequence[str], **facts: Any) -> list[Row]:

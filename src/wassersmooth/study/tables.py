@@ -200,9 +200,9 @@ def _md_row(items: Sequence[str], raw: bool = False) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Text that stays text in Markdown: no column breaks, no tags, no emphasis by accident."""
+    """Text that stays text in Markdown: no column breaks, no tags, no emphasis or formula by accident."""
     flat = " ".join(text.split())
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", flat).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*_\[\]|$])", r"\\\1", flat).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _tex(text: str) -> str:

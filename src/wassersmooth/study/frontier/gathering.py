@@ -32,6 +32,14 @@ REQUIRED = (
     *(*KEY, "kind", "eta", "epsilon", "errors", "flips", "intervals", "images"),
     *("epochs_trained", "verdict", "hardware", "commit"),
 )
+TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("family", "regularizer", "activation", "patience_on", "kind", "verdict"), str),
+    **dict.fromkeys(("epochs", "seed", "epochs_trained"), int),
+    **dict.fromkeys(("eta", "epsilon"), (int, float)),
+    **dict.fromkeys(("errors", "flips", "intervals", "images"), dict),
+    "augment": bool,
+    "patience": (int, type(None)),
+}
 PER_MEASURE = ("errors", "intervals", "images", "wrong")  # entries of a row by the name of a measure
 
 
@@ -49,6 +57,7 @@ def gather(folders: Sequence[Path], results: Path, screen: Screen) -> list[Row]:
             "measure first: wassersmooth evaluate FOLDER --suite frontier"
         )
     with rows.changing(results) as stored:
+        _require_whole(stored, results)
         known = {rows.key_of(row, KEY): row for row in stored["rows"]}
         for run in ready:
             stored["harness"] = _one_harness(run, stored.get("harness"), results)
@@ -65,7 +74,9 @@ def gather(folders: Sequence[Path], results: Path, screen: Screen) -> list[Row]:
 
 def require_one_harness(runs: Sequence[Run], results: Path) -> None:
     """Whether runs, trained or not, could be added to the file; StudyError says which setting is another."""
-    harness = rows.read(results).get("harness")
+    stored = rows.read(results)
+    _require_whole(stored, results)
+    harness = stored.get("harness")
     for run in runs:
         harness = _one_harness(run, harness, results)
 
@@ -159,7 +170,10 @@ def _unready(run: Run) -> str | None:
         return "it is not trained to the end"
     if not (run.folder / EVALUATIONS["test"]).is_file():
         return "it was not evaluated"
-    errors = run.evaluation().get("errors", {})
+    evaluation = run.evaluation()
+    if missing := [name for name in ("errors", "flips", "verdict") if name not in evaluation]:
+        return f"its evaluation lacks {', '.join(missing)}"
+    errors = evaluation["errors"]
     return None if "clean" in errors and set(THREATS) & set(errors) else "its evaluation has none of the frontier's threats"
 
 
@@ -178,12 +192,21 @@ def _one_harness(run: Run, harness: dict[str, Any] | None, results: Path) -> dic
     return harness
 
 
-def _damage(row: object) -> str | None:
+def _require_whole(stored: dict[str, Any], results: Path) -> None:
+    """A damaged row is refused: it must neither end in a traceback nor be merged."""
+    if not isinstance(stored.get("harness", {}), dict):
+        raise StudyError(f"{results}: harness is no object; restore the file, or gather it anew elsewhere")
+    for number, row in enumerate(stored["rows"], 1):
+        if (damage := _damage(row)) is not None:
+            raise rows.damaged(results, number, damage)
+
+
+def _damage(row: Row) -> str | None:
     """What is wrong with a row that somebody wrote or cut by hand."""
-    if not isinstance(row, dict):
-        return f"expected an object, got {type(row).__name__}"
     if missing := [name for name in REQUIRED if name not in row]:
         return f"without {', '.join(missing)}"
+    if wrong := [name for name, types in TYPES.items() if not isinstance(row[name], types)]:
+        return f"{wrong[0]} is {row[wrong[0]]!r}"
     seen = row.get("validation", {"errors": {}})
     if not isinstance(seen, dict) or not isinstance(seen.get("errors"), dict):
         return "validation is no object with errors"
@@ -223,9 +246,5 @@ class Frontier:
         stored = rows.read(results)
         if not stored["rows"] or "harness" not in stored:
             raise StudyError(f"{results} holds no rows of a frontier; gather runs first: wassersmooth frontier FOLDERS")
-        for number, row in enumerate(stored["rows"], 1):
-            if (damage := _damage(row)) is not None:
-                raise StudyError(
-                    f"{results}: row {number} is damaged ({damage}); restore the file, or gather it anew elsewhere"
-                )
+        _require_whole(stored, results)
         return cls(stored["rows"], stored["harness"], stored.get("prices"))

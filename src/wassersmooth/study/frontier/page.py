@@ -30,6 +30,7 @@ from wassersmooth.study.frontier.points import (
 from wassersmooth.study.frontier.questions import Answer, answers, title_of
 from wassersmooth.study.report.summary import GUESSING
 from wassersmooth.study.rows import Row
+from wassersmooth.study.tables import escape_markdown as escape
 from wassersmooth.study.tables import listed, markdown_table, short_commit
 
 FLIPPED = "label changes along a translation by up to 16 pixels to both sides, mean of both axes"
@@ -152,9 +153,9 @@ def _harness(frontier: Frontier, points: Sequence[Point]) -> str:
     hardware = ", ".join(sorted({str(row["hardware"]) for row in rows}))
     commits = ", ".join(sorted({short_commit(row["commit"]) for row in rows}))
     return (
-        f"{len(rows)} runs at {len(points)} points: {h['model']} on {h['dataset']}, batch {h['batch_size']}, SGD with momentum "
-        f"{h['momentum']:g}, learning rate {h['learning_rate']:g}, weight decay {h['weight_decay']:g}, {h['precision']}; "
-        f"{100 * h['validation']:g} % of the training images held out. Attacks on {images} test images. "
+        f"{len(rows)} runs at {len(points)} points: {escape(h['model'])} on {escape(h['dataset'])}, batch {h['batch_size']}, "
+        f"SGD with momentum {h['momentum']:g}, learning rate {h['learning_rate']:g}, weight decay {h['weight_decay']:g}, "
+        f"{h['precision']}; {100 * h['validation']:g} % of the training images held out. Attacks on {images} test images. "
         f"Hardware: {hardware}. Commits: {commits}. {_versions(rows)}"
     )
 

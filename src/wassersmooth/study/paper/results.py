@@ -26,7 +26,9 @@ ERRORS = (
     "autoattack_8_pixel",
     "autoattack_2_pixel",
 )
+MEASURED = ("entries", "intervals", "translations", "verdict", "masking", "std", "test_sha256")  # beside errors and flips
 POINT = ("eta", "radius", "mass")
+REQUIRED = (*KEY, *POINT, "epochs", "errors", "commit")  # of a row, for the page
 COMMON = ("dataset", "model", "recipe", "images", "test_sha256")  # of all rows: one experiment, measured on the same images
 
 
@@ -36,9 +38,12 @@ def row_of(run: Run, selection: str) -> Row:
     if kind not in REGULARIZERS:
         raise StudyError(f"{run.folder} was trained with {kind}; expected one of {', '.join(REGULARIZERS)}; leave it out")
     provenance = read_json(run.folder / "provenance.json", "a finished run")
+    if lacking := [name for name in ("seconds", "commit", "device", "versions") if name not in provenance]:
+        raise StudyError(f"{run.folder / 'provenance.json'} lacks {', '.join(lacking)}; restore it, or train the run elsewhere")
     evaluation = run.evaluation()
-    missing = [name for name in ERRORS if name not in evaluation["errors"]]
-    missing += [f"flips_{axis}" for axis in AXES if axis not in evaluation["flips"]]
+    missing = [name for name in MEASURED if name not in evaluation]
+    missing += [name for name in ERRORS if name not in evaluation.get("errors", {})]
+    missing += [f"flips_{axis}" for axis in AXES if axis not in evaluation.get("flips", {})]
     if missing:
         raise StudyError(
             f"{run.folder} lacks {', '.join(missing)}; expected all of the suite publication; measure them with: "
@@ -114,6 +119,9 @@ class Results:
                     f"a row is of one of {', '.join(REGULARIZERS)} and one of {', '.join(SELECTIONS)}; "
                     f"got {row.get('regularizer')!r}, {row.get('selection')!r}; take it out of the file"
                 )
+            if (damage := _damage(row)) is not None:
+                which = ", ".join(f"{name} {row.get(name)}" for name in KEY)
+                raise StudyError(f"a row is damaged ({damage}); restore the file, or take out the row of {which}")
             if differing := [name for name in COMMON if row.get(name) != rows[0].get(name)]:
                 raise StudyError(
                     f"the rows of {row.get('run')} and {rows[0].get('run')} differ in {', '.join(differing)}; expected one "
@@ -186,6 +194,16 @@ class Results:
         """One normalized unit in pixels, averaged over the channels."""
         found: Mapping[str, Any] = next((row for row in self.rows if row.get("std")), {})
         return math.fsum(found["std"]) / len(found["std"]) if found else None
+
+
+def _damage(row: Row) -> str | None:
+    """What is wrong with a row that somebody wrote or cut by hand."""
+    if missing := [name for name in REQUIRED if name not in row]:
+        return f"without {', '.join(missing)}"
+    if not isinstance(row["errors"], dict):
+        return "errors is no object"
+    values = {name: row[name] for name in (*POINT, "epochs", "seed")} | row["errors"]
+    return next((f"{name} is {value!r}" for name, value in values.items() if not isinstance(value, int | float)), None)
 
 
 def _pair(entry: Any) -> tuple[float, float] | None:
