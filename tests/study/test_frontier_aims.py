@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from study.fake_frontier import SILENT, add_autoattack, fake_run, made_up, write_evaluation
 
+from wassersmooth import cli
 from wassersmooth.robustness.suites import FRONTIER
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier.aims import Aim, aims
@@ -105,6 +106,15 @@ def test_prices_of_one_machine_are_joined(tmp_path: Path) -> None:
     found = Frontier.at(results).prices
     assert found is not None
     assert set(found["steps"]) == {"none", "pgd7"}  # times of two machines do not compare
+
+
+def test_prices_are_refused_before_rows_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_run(tmp_path / "a", "none")
+    results = tmp_path / "frontier.json"
+    flags = ["--results", str(results), "--prices", str(tmp_path / "nope.json")]
+    assert cli.main(["frontier", str(tmp_path / "a"), *flags]) == 2
+    assert "nope.json: not there" in capsys.readouterr().err
+    assert not results.exists()
 
 
 def test_prices_need_a_bench_and_a_frontier(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier.gathering import gather
 from wassersmooth.study.frontier.page import write_page
 from wassersmooth.study.frontier.points import NOTHING_CHOSEN
-from wassersmooth.study.frontier.prices import add_prices
+from wassersmooth.study.frontier.prices import add_prices, read_bench
 from wassersmooth.study.runs import read_json
 from wassersmooth.study.screen import Screen
 from wassersmooth.study.tables import counted
@@ -49,6 +49,8 @@ class Frontier:
     def __call__(self) -> None:
         if bool(self.folders) == self.render:
             raise StudyError("frontier needs the folders of studies, or --render and none; for instance runs/frontier")
+        if self.prices is not None:
+            read_bench(self.prices)  # refused before rows are written
         screen = Screen()
         if not self.render:
             screen.line(f"{self.results}: {counted(len(gather(self.folders, self.results, screen)), 'row')}")

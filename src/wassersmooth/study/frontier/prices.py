@@ -23,6 +23,24 @@ KEPT = ("hardware", "torch", "settings")
 
 def add_prices(bench: Path, results: Path) -> None:
     """Puts the times of a bench into the file of rows, over earlier ones of the same kinds on the same machine."""
+    report = read_bench(bench)
+    found: dict[str, list[float]] = {}
+    for name, milliseconds in report["step"].items():
+        kind = "none" if name == "plain" else RADIUS.sub("", name.partition(":")[0])
+        if all(part in TITLES for part in kind.split("+")):
+            found.setdefault(kind, []).append(float(milliseconds))
+    made = {name: report.get(name) for name in KEPT}
+    own = {"command": report["parts"]["step"]["command"], "commit": report["parts"]["step"]["commit"]}
+    Frontier.at(results)  # prices alone make no frontier
+    with rows.changing(results) as stored:
+        old = stored.get("prices")
+        known = old["steps"] if old is not None and {name: old[name] for name in KEPT} == made else {}
+        new = {kind: {"ms": round(statistics.fmean(times), 4), **own} for kind, times in found.items()}
+        stored["prices"] = made | {"steps": known | new}
+
+
+def read_bench(bench: Path) -> dict[str, Any]:
+    """What a bench has written; refused where it has no prices."""
     if not bench.is_file():
         raise StudyError(f"--prices needs a file that wassersmooth bench has written; got {bench}: not there")
     report = read_json(bench, "a folder with a bench", "restore it, or measure it again")
@@ -37,19 +55,7 @@ def add_prices(bench: Path, results: Path) -> None:
         raise StudyError(
             f"--prices needs the steps of the network that was trained; got {bench}, a --quick bench of a smaller one"
         )
-    found: dict[str, list[float]] = {}
-    for name, milliseconds in steps.items():
-        kind = "none" if name == "plain" else RADIUS.sub("", name.partition(":")[0])
-        if all(part in TITLES for part in kind.split("+")):
-            found.setdefault(kind, []).append(float(milliseconds))
-    made = {name: report.get(name) for name in KEPT}
-    own = {"command": report["parts"]["step"]["command"], "commit": report["parts"]["step"]["commit"]}
-    Frontier.at(results)  # prices alone make no frontier
-    with rows.changing(results) as stored:
-        old = stored.get("prices")
-        known = old["steps"] if old is not None and {name: old[name] for name in KEPT} == made else {}
-        new = {kind: {"ms": round(statistics.fmean(times), 4), **own} for kind, times in found.items()}
-        stored["prices"] = made | {"steps": known | new}
+    return report
 
 
 def relative(prices: Mapping[str, Any] | None, kind: str, to: str = "none") -> float | None:
