@@ -1,6 +1,7 @@
 """The report as files: self-contained, accessible, escaped, and there whatever is missing or broken in the runs."""
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -294,6 +295,24 @@ def test_a_damaged_evaluation_is_refused_with_the_command_that_writes_it_again(
     assert json.loads(path.read_bytes())["errors"] == json.loads(whole)["errors"]
     path.unlink()
     assert cli.main(["report", str(tmp_path / "study")]) == 0, "one that was never made is no damage"
+
+
+def test_a_run_that_cannot_be_looked_at_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, original = fake_study(tmp_path / "s", seeds=1, pictures=False), Path.stat
+
+    def refuse(self: Path, **named: bool) -> os.stat_result:
+        if self.parent.name == "none-seed0":
+            raise PermissionError(13, "Permission denied", str(self))
+        return original(self, **named)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert cli.main(["report", str(folder)]) == 2
+    place = folder / "none-seed0" / "config.json"
+    assert capsys.readouterr().err.startswith(f"wassersmooth: {place} cannot be read (Permission denied); fix the permissions")
+    page = write_report(folder)  # after training, as reproduce does
+    assert "none-seed0: not readable (" in page.read_text()
 
 
 def test_errors_on_other_images_are_not_compared(tmp_path: Path) -> None:

@@ -233,6 +233,16 @@ def test_runs_are_found_below_a_study_and_alone(tmp_path: Path) -> None:
         runs_in(tmp_path / "empty")
 
 
+@pytest.mark.parametrize(("field", "value"), [("regularizer", "telepathy"), ("telepathy", True), ("epochs", "many")])
+def test_a_configuration_of_another_version_has_a_remedy(tmp_path: Path, field: str, value: object) -> None:
+    run, _ = tiny_run(tmp_path)
+    with run.claimed():
+        path = run.folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(StudyError, match=r"config\.json: .*; written by another version\? update, or move the run's"):
+        runs_in(run.folder.parent)
+
+
 def test_an_unfinished_run_has_no_model(tmp_path: Path) -> None:
     run, _ = half_trained(tmp_path)
     with pytest.raises(StudyError, match="the run is not finished; give its train command again"):

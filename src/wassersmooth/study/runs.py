@@ -46,8 +46,12 @@ class Run:
     @classmethod
     def at(cls, folder: Path) -> Run:
         """The run that a folder holds."""
-        folder = Path(folder)
-        return cls(folder, RunConfig.from_flat(read_json(folder / "config.json", "a run folder"), str(folder / "config.json")))
+        path = Path(folder) / "config.json"
+        stored = read_json(path, "a run folder")
+        try:
+            return cls(path.parent, RunConfig.from_flat(stored, str(path)))
+        except StudyError as error:
+            raise StudyError(f"{error}; written by another version? update, or move the run's folder away") from None
 
     @property
     def name(self) -> str:
@@ -186,9 +190,12 @@ def build_model(config: RunConfig, stored: Stored, path: Path) -> nn.Module:
 
 def runs_in(folder: Path) -> list[Run]:
     """The runs of a study folder, or the run that the folder is."""
-    if (folder / "config.json").is_file():
-        return [Run.at(folder)]
-    found = sorted(path.parent for path in folder.glob("*/config.json")) if folder.is_dir() else []
+    try:
+        if (folder / "config.json").is_file():
+            return [Run.at(folder)]
+        found = sorted(path for path in folder.iterdir() if (path / "config.json").is_file()) if folder.is_dir() else []
+    except OSError as error:  # a run that cannot be looked at must not be left out silently
+        raise StudyError(f"{error.filename} cannot be read ({error.strerror}); fix the permissions of its folder") from None
     if not folder.exists():
         raise StudyError(f"{folder} is not there; expected a run, a study folder or a published model")
     if not found:

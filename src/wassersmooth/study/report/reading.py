@@ -30,12 +30,20 @@ def read_study(folder: Path) -> Study:
     """Reads every run folder; ValueError where there is none."""
     if not folder.is_dir():
         raise ValueError(f"a study is a folder of run folders; got {folder}, which is not a folder")
-    places = sorted(place for place in folder.iterdir() if place.is_dir() and any((place / name).exists() for name in FILES))
+    complaints: list[str] = []
+    places = sorted(place for place in folder.iterdir() if _is_run(place, complaints))
     if not places:
         raise ValueError(f"{folder} holds no run folder (one with a config.json); train first: wassersmooth reproduce")
-    complaints: list[str] = []
     runs = [run for place in places if (run := _read_run(place, complaints)) is not None]
     return Study(folder.resolve().name, _grouped(runs), tuple(complaints))
+
+
+def _is_run(place: Path, complaints: list[str]) -> bool:
+    try:
+        return place.is_dir() and any((place / name).exists() for name in FILES)
+    except OSError as broken:
+        complaints.append(f"{place.name}: not readable ({_one_line(broken)}); it is left out")
+        return False
 
 
 def _read_run(place: Path, complaints: list[str]) -> Run | None:
