@@ -261,7 +261,7 @@ def test_a_damaged_row_is_one_line(
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(("name", "lacks"), [("evaluation.json", "lacks entries"), ("provenance.json", "lacks seconds")])
+@pytest.mark.parametrize(("name", "lacks"), [("evaluation.json", "lacks clean"), ("provenance.json", "lacks seconds")])
 def test_an_empty_file_of_a_run_is_one_line(
     published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, lacks: str
 ) -> None:

@@ -41,9 +41,9 @@ def row_of(run: Run, selection: str) -> Row:
     if lacking := [name for name in ("seconds", "commit", "device", "versions") if name not in provenance]:
         raise StudyError(f"{run.folder / 'provenance.json'} lacks {', '.join(lacking)}; restore it, or train the run elsewhere")
     evaluation = run.evaluation()
-    missing = [name for name in MEASURED if name not in evaluation]
-    missing += [name for name in ERRORS if name not in evaluation.get("errors", {})]
+    missing = [name for name in ERRORS if name not in evaluation.get("errors", {})]
     missing += [f"flips_{axis}" for axis in AXES if axis not in evaluation.get("flips", {})]
+    missing += [name for name in MEASURED if name not in evaluation]
     if missing:
         raise StudyError(
             f"{run.folder} lacks {', '.join(missing)}; expected all of the suite publication; measure them with: "
