@@ -641,6 +641,17 @@ def test_a_damaged_row_is_named(tmp_path: Path, damage: Callable[[dict[str, Any]
     assert results.read_bytes() == before
 
 
+@pytest.mark.parametrize(("harness", "message"), [([3], "is no object"), ({"model": "small"}, "lacks batch_size, dataset, .*")])
+def test_a_damaged_harness_is_named(tmp_path: Path, harness: object, message: str) -> None:
+    fake_run(tmp_path / "a", "none")
+    results = tmp_path / "frontier.json"
+    gather([tmp_path / "a"], results, SILENT)
+    results.write_text(json.dumps(json.loads(results.read_text()) | {"harness": harness}))
+    for use in (lambda: write_page(results), lambda: gather([tmp_path / "a"], results, SILENT)):
+        with pytest.raises(StudyError, match=rf"frontier\.json: harness {message}; restore the file"):
+            use()
+
+
 def test_an_evaluation_that_lacks_a_part_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake_run(tmp_path / "a", "none")
     path = fake_run(tmp_path / "a", "euclidean:eta=0.5") / "evaluation.json"

@@ -125,6 +125,11 @@ def test_prices_need_a_bench_and_a_frontier(tmp_path: Path) -> None:
     gather([tmp_path / "a"], results, SILENT)
     with pytest.raises(StudyError, match=r"--prices needs a file that wassersmooth bench --only step has written; got .*rows"):
         add_prices(Path(shutil.copy(results, tmp_path / "rows.json")), results)
+    for part in ("settings", "parts"):
+        cut = write_bench(tmp_path / "cut.json")
+        cut.write_text(json.dumps({key: value for key, value in json.loads(cut.read_text()).items() if key != part}))
+        with pytest.raises(StudyError, match=r"--prices needs a whole file .*without settings or parts; measure again"):
+            add_prices(cut, results)
     with pytest.raises(
         StudyError, match=r"--prices needs a file that wassersmooth bench has written; got .*none\.json: not there"
     ):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from wassersmooth.cli import main
+from wassersmooth.study.frontier.gathering import HARNESS
 
 SMALL = [
     "--preset",
@@ -52,7 +53,7 @@ def test_rows_are_added_by_giving_the_command_again_with_more_seeds(tmp_path: Pa
 
 
 def test_another_harness_is_refused_before_anything_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stored = {"rows": [], "harness": {"batch_size": 7}}
+    stored = {"rows": [], "harness": dict.fromkeys(sorted(HARNESS), 7)}
     (tmp_path / "frontier.json").write_text(json.dumps(stored))
     assert reproduce(tmp_path, "--regularizers", "none") == 2
     assert "frontier compares runs of one harness; choose another --results" in capsys.readouterr().err

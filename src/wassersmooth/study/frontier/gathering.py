@@ -194,8 +194,10 @@ def _one_harness(run: Run, harness: dict[str, Any] | None, results: Path) -> dic
 
 def _require_whole(stored: dict[str, Any], results: Path) -> None:
     """A damaged row is refused: it must neither end in a traceback nor be merged."""
-    if not isinstance(stored.get("harness", {}), dict):
-        raise StudyError(f"{results}: harness is no object; restore the file, or gather it anew elsewhere")
+    harness = stored.get("harness")
+    if harness is not None and (not isinstance(harness, dict) or not harness.keys() >= HARNESS):
+        wrong = f"lacks {', '.join(sorted(HARNESS - harness.keys()))}" if isinstance(harness, dict) else "is no object"
+        raise StudyError(f"{results}: harness {wrong}; restore the file, or gather it anew elsewhere")
     for number, row in enumerate(stored["rows"], 1):
         if (damage := _damage(row)) is not None:
             raise rows.damaged(results, number, damage)

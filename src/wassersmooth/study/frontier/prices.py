@@ -47,6 +47,10 @@ def read_bench(bench: Path) -> dict[str, Any]:
     steps = report.get("step")
     if not isinstance(steps, Mapping) or "plain" not in steps:
         raise StudyError(f"--prices needs a file that wassersmooth bench --only step has written; got {bench}: no steps in it")
+    if not isinstance(report.get("settings"), dict) or "step" not in report.get("parts", {}):
+        raise StudyError(
+            f"--prices needs a whole file of wassersmooth bench; got {bench} without settings or parts; measure again"
+        )
     if unsteady := report.get("unsteady"):
         raise StudyError(
             f"--prices needs steady times; got {bench} with {', '.join(unsteady)} unsteady; measure it again, alone"
