@@ -533,7 +533,7 @@ def test_plain_networks_far_above_stand_at_the_edge_and_press_nothing_together()
     assert not axes.texts
 
 
-def test_variants_are_told_by_markers_and_ways_of_training_by_colors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_are_told_by_markers_and_kinds_by_colors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for epochs in (24, 100):
         for text in ("none", "euclidean:eta=1", "euclidean:eta=2", "adversarial:eta=8/255"):
             place = fake_run(tmp_path / f"{epochs}", text, epochs=epochs, milestones=[epochs // 2])
@@ -548,11 +548,13 @@ def test_variants_are_told_by_markers_and_ways_of_training_by_colors(tmp_path: P
     assert THREATS[STRONGEST] in titles
     assert THREATS["autoattack_8_pixel"] not in titles  # of one of the variants alone: nothing is compared
     seen = {(line.get_color(), line.get_marker()): len(line.get_xdata()) for line in figure.axes[0].lines if line.get_marker()}
-    penalty, attack, plain = (ways.way_of(kind).color for kind in ("euclidean", "adversarial", "none"))
+    penalty, attack, plain = kinds.color_of("euclidean"), kinds.color_of("adversarial"), ways.PLAIN.color
     expected = {(penalty, "o"): 2, (penalty, "s"): 2, (attack, "o"): 1, (attack, "s"): 1, (plain, "o"): 1, (plain, "s"): 1}
     assert expected.items() <= seen.items()
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()][-1] == "none"
+    ties = [line for line in figure.axes[0].lines if line.get_color() == "0.6"]
+    assert [len(line.get_xdata()) for line in ties] == [2, 2, 2]
     alone = [  # measured each in its own way, so nothing is compared; it is drawn all the same
         Point(tuple(row | {"errors": {name: row["errors"][name] for name in ("clean", threat)}, "flips": {}} for row in p.rows))
         for p, threat in zip((points[0], points[-1]), ("elastic_1.5", "pgd20_l2_0.5_pixel"), strict=True)
@@ -639,6 +641,18 @@ def test_a_damaged_row_is_named(tmp_path: Path, damage: Callable[[dict[str, Any]
         with pytest.raises(StudyError, match=rf"frontier\.json: row 2 is damaged \({message}\); restore the file"):
             use()
     assert results.read_bytes() == before
+
+
+def test_differences_that_are_chance_do_not_fill_a_panel() -> None:
+    for threat, span in ((STRONGEST, 5.0), ("flips", 1.0)):
+        axes = Figure().add_subplot()
+        axes.plot([15, 25], [30.0, 30.1])
+        plots._widen(axes, threat)
+        low, high = axes.get_ylim()
+        assert (high - low, (high + low) / 2) == (pytest.approx(span), pytest.approx(30.05))
+        axes.set_ylim(20.0, 40.0)
+        plots._widen(axes, threat)
+        assert axes.get_ylim() == (20.0, 40.0)
 
 
 @pytest.mark.parametrize(("harness", "message"), [([3], "is no object"), ({"model": "small"}, "lacks batch_size, dataset, .*")])

@@ -342,16 +342,20 @@ def test_only_numbers_that_are_not_finite_are_taken_for_divergence(
     assert type(caught.value) is kind
 
 
-def test_patience_on_robust_error_keeps_the_most_robust_epoch(tmp_path: Path) -> None:
+def test_patience_on_robust_error_keeps_the_most_robust_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     epochs = 6
     run, loaded = tiny_run(tmp_path, epochs=epochs, learning_rate=0.05, patience=epochs, patience_on="robust")
-    train_to_the_end(run, loaded)
+    with run.claimed():
+        for _ in training(run, loaded, CPU, Screen()):
+            pass
     rows = run.metrics()
     assert len(rows) == epochs  # a patience of all epochs stops nothing
     robust = [row["robust_error"] for row in rows]
     assert len(set(robust)) > 1, "else any epoch would do"
     kept = float(attacked_error(run.load_model(), loaded.validation))
     assert kept == pytest.approx(min(robust))
+    said = f"epoch {1 + robust.index(min(robust))} of 6 is kept, with a robust validation error of {kept:.1f} %"
+    assert said in capsys.readouterr().out
     (tmp_path / "clean").mkdir()
     other, loaded = tiny_run(tmp_path / "clean", epochs=2, patience=2)
     train_to_the_end(other, loaded)

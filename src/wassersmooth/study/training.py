@@ -76,6 +76,9 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
             if state.epoch % recipe.checkpoint_every == 0 or state.epoch == recipe.epochs or state.out_of_patience:
                 state.save(run)
         task.update(state.epoch, _note(row))
+    if state.best:
+        kept = f"epoch {state.best_epoch} of {state.epoch} is kept"
+        screen.line(f"{run.config.name}: {kept}, with a {recipe.patience_on} validation error of {state.best_error:.1f} %")
     state.restore_best()
     if world.is_first:
         run.finish(state.model, data, provenance.describe(world.device))
@@ -282,4 +285,5 @@ def _diverged(what: str, state: TrainingState, run: Run) -> DivergedError:
 
 def _note(row: dict[str, Any]) -> str:
     validation = "" if row["validation_error"] is None else f"  validation error {row['validation_error']:.1f} %"
+    validation += f", robust {row['robust_error']:.1f} %" if "robust_error" in row else ""
     return f"loss {row['loss']:.3f} + {row['penalty']:.3f}{validation}"

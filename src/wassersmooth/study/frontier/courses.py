@@ -88,7 +88,7 @@ def _draw(axes: Axes, row: Row) -> None:
     for name, line in ((ROBUST, "-"), (CLEAN, ":")):
         axes.plot(range(1, len(course[name]) + 1), course[name], line, color=color, linewidth=1.2, label=f"{name} error")
     kept = course["kept"]
-    axes.plot(kept, course[ROBUST][kept - 1], "o", color=color, markersize=5, label="the epoch that is kept")
+    axes.plot(kept, course[ROBUST][kept - 1], "o", color=color, markersize=5, label=f"epoch {kept}, which is kept")
     for epoch in row.get("milestones", ()):
         axes.axvline(epoch, color="0.7", linewidth=0.8, zorder=0)
     axes.set_title(_name(row).replace("`", ""), loc="left", fontsize=8, parse_math=False)

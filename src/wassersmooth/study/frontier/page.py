@@ -166,7 +166,7 @@ def _versions(rows: Sequence[Row]) -> str:
     each: dict[str, dict[str, None]] = {}
     for found in told:
         for name, number in found.items():
-            each.setdefault(name, {})[number] = None
+            each.setdefault(name, {})[number.replace("not installed", "from source")] = None
     text = ", ".join(f"{name} {' or '.join(numbers)}" for name, numbers in each.items()) or "unknown"
     silent = len(rows) - len(told)
     return f"Versions: {text}" + (f" ({silent} of the rows do not say)." if silent and told else ".")

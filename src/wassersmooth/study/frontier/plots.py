@@ -28,7 +28,7 @@ def overview_plot(points: Sequence[Point]) -> bytes:
     """All of a variant in a panel for each threat: a color and a marker for each way of training, a line along its front."""
     threats = [threat for threat in compared_threats(points) if threat not in NOT_IN_OVERVIEW]
     figure, panels = _grid(threats, 0.4)
-    for number, (axes, threat) in enumerate(zip(panels, threats, strict=True)):
+    for axes, threat in zip(panels, threats, strict=True):
         for way in EVERY:
             members = [p for p in points if way_of(p.kind) is way]
             if way is PLAIN or not (spots := _spots(members, threat)):
@@ -39,8 +39,7 @@ def overview_plot(points: Sequence[Point]) -> bytes:
             axes.plot(*zip(*best, strict=True), markersize=4.5, linewidth=1.4, label=way.title, **style)
         _mark_plain(axes, _spots([p for p in points if p.kind == "none"], threat))
         _label(axes, threat)
-        if number % COLUMNS == 0 or threat == "flips":
-            axes.set_ylabel(_unit(threat), fontsize=8)
+    _name_heights(panels, threats)
     _legend_below(figure, panels, columns=4)
     return figures.to_png(figure, DPI)
 
@@ -57,15 +56,17 @@ def _mark_plain(axes: Axes, spots: Sequence[tuple[float, float]], markers: Seque
     for number, (clean, robust) in sorted(enumerate(spots), key=lambda item: item[1][1]):  # one that is near may reach the next
         low, high = axes.get_ylim()
         if axes.lines and robust > high + (high - low) / 4:
-            far.append((number, clean, robust))
+            far.append((clean, robust, number))
         else:
             mark(clean, robust, number)
     low, high = axes.get_ylim()
-    for number, clean, robust in sorted(far):
+    for clean, _, number in far:
         mark(clean, high, number)
         axes.set_ylim(low, high + (high - low) / 12)
-        beside = (7, -3) if len(spots) == 1 else (-10, -14 - 10 * number)  # below, where others may stand beside
-        axes.annotate(f"{robust:.3g} ↑", (clean, high), beside, textcoords="offset points", fontsize=8)
+    if far:
+        values = " and ".join(dict.fromkeys(f"{robust:.3g}" for _, robust, _ in sorted(far)))  # from the left to the right
+        right = (max(clean for clean, _, _ in far), high)
+        axes.annotate(f"{values} ↑", right, (7, -3), textcoords="offset points", fontsize=8)
 
 
 def _spots(points: Sequence[Point], threat: str) -> list[tuple[float, float]]:
@@ -103,33 +104,37 @@ def variant_plot(points: Sequence[Point]) -> bytes:
 
 def _family_panels(title: str, curves: Sequence[Curve]) -> bytes:
     """A panel for each threat, a line for each family."""
-    threats = compared_threats(point for curve in curves for point in curve.points)
+    known = compared_threats(point for curve in curves for point in curve.points)
+    # Lone points tell little.
+    threats = [t for t in known if any(len(_spots(curve.points, t)) > 1 for curve in curves)] or known
     figure, panels = _grid(threats, 0.2 * len(curves) + 0.3)
     for axes, threat in zip(panels, threats, strict=True):
         for number, curve in enumerate(curves):
             color, line = (number, number) if curve.pair is None else (curve.pair, number % 2)
             if joined := [p for p in curve.points if p.kind != "none"]:
                 _line(axes, joined, threat, curve.title, f"C{color}", number, LINES[line % len(LINES)])
+        _widen(axes, threat)
         _mark_plain(axes, _spots([p for curve in curves for p in curve.points if p.kind == "none"], threat))
         _label(axes, threat)
+    _name_heights(panels, threats)
     _legend_below(figure, panels)
     return _titled(figure, title)
 
 
 def _variant_panels(title: str, curves: Sequence[Curve]) -> bytes:
-    """A panel for each threat, a marker for each variant, a color for each way of training; regularizers are tied."""
+    """A panel for each threat, a marker for each variant, a color for each kind; points of one regularizer are tied."""
     everyone = [point for curve in curves for point in curve.points]
     known = compared_threats(everyone)
     threats = [t for t in known if sum(bool(_spots(curve.points, t)) for curve in curves) > 1] or known
-    ways = [way for way in EVERY if any(way_of(point.kind) is way for point in everyone)]
-    figure, panels = _grid(threats, 0.2 * max(len(curves), math.ceil(len(ways) / 2)) + 0.3)
+    kinds = sorted(dict.fromkeys(point.kind for point in everyone if point.kind != "none"), key=place_of)
+    figure, panels = _grid(threats, 0.2 * max(len(curves), len(kinds) + 1) + 0.3)
     for axes, threat in zip(panels, threats, strict=True):
-        for way in ways:
+        for kind in kinds:
             for number, curve in enumerate(curves):
-                members = [point for point in curve.points if way_of(point.kind) is way]
-                if members and way is not PLAIN:
-                    _line(axes, members, threat, UNNAMED, way.color, number, "none")
+                if members := [point for point in curve.points if point.kind == kind]:
+                    _line(axes, members, threat, UNNAMED, color_of(kind), number, "none")
         _tie(axes, curves, threat)
+        _widen(axes, threat)
         plain = {
             spot: MARKERS[number % len(MARKERS)]
             for number, curve in enumerate(curves)
@@ -137,12 +142,28 @@ def _variant_panels(title: str, curves: Sequence[Curve]) -> bytes:
         }
         _mark_plain(axes, list(plain), list(plain.values()))
         _label(axes, threat)
-    for way in ways:  # in the legend, colors alone and markers alone
-        panels[0].plot([], [], color=way.color, linewidth=4, label=way.title)
+    for kind in [*kinds, *([PLAIN.title] if any(point.kind == "none" for point in everyone) else [])]:
+        color = color_of(kind) if kind in kinds else PLAIN.color  # in the legend, colors alone and markers alone
+        panels[0].plot([], [], color=color, linewidth=4, label=title_of(kind))
     for number, curve in enumerate(curves):
         panels[0].plot([], [], MARKERS[number % len(MARKERS)], color="0.4", markersize=4.5, label=curve.title)
+    _name_heights(panels, threats)
     _legend_below(figure, panels[:1], columns=2)
     return _titled(figure, title)
+
+
+def _widen(axes: Axes, threat: str) -> None:
+    """Differences that are chance must not fill a panel."""
+    low, high = axes.get_ylim()
+    missing = (1.0 if threat == "flips" else 5.0) - (high - low)
+    if axes.lines and missing > 0:
+        axes.set_ylim(low - missing / 2, high + missing / 2)
+
+
+def _name_heights(panels: Sequence[Axes], threats: Sequence[str]) -> None:
+    for number, (axes, threat) in enumerate(zip(panels, threats, strict=True)):
+        if number % COLUMNS == 0 or threat == "flips":
+            axes.set_ylabel(_unit(threat), fontsize=8)
 
 
 def _titled(figure: Figure, title: str) -> bytes:
@@ -170,12 +191,10 @@ def _compares_variants(answer: Answer) -> bool:
 
 def _tie(axes: Axes, curves: Sequence[Curve], threat: str) -> None:
     """A thin line through the points of one regularizer, from variant to variant."""
-    first, *others = curves
-    for start in [point for point in first.points if point.kind != "none"]:
-        for end in [point for curve in others for point in curve.points if point.regularizer == start.regularizer]:
-            spots = _spots([start, end], threat)
-            if len(spots) == 2:
-                axes.plot(*zip(*spots, strict=True), color="0.6", linewidth=0.6, zorder=0)
+    for regularizer in dict.fromkeys(point.regularizer for point in curves[0].points if point.kind != "none"):
+        spots = [spot for curve in curves for spot in _spots([p for p in curve.points if p.regularizer == regularizer], threat)]
+        if spots:
+            axes.plot(*zip(*spots, strict=True), color="0.6", linewidth=0.6, zorder=0)
 
 
 def _line(axes: Axes, points: Sequence[Point], threat: str, title: str, color: str, marker: int, line: str) -> None:
