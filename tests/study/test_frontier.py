@@ -649,10 +649,12 @@ def test_differences_that_are_chance_do_not_fill_a_panel() -> None:
         axes.plot([15, 25], [30.0, 30.1])
         plots._widen(axes, threat)
         low, high = axes.get_ylim()
-        assert (high - low, (high + low) / 2) == (pytest.approx(span), pytest.approx(30.05))
-        axes.set_ylim(20.0, 40.0)
+        assert (high - low, (high + low) / 2) == (pytest.approx(1.1 * span), pytest.approx(30.05))
+        axes.plot(20, 36.0)  # seen as well
+        assert axes.get_ylim()[1] > 36
+        before = axes.get_ylim()
         plots._widen(axes, threat)
-        assert axes.get_ylim() == (20.0, 40.0)
+        assert axes.get_ylim() == before
 
 
 @pytest.mark.parametrize(("harness", "message"), [([3], "is no object"), ({"model": "small"}, "lacks batch_size, dataset, .*")])

@@ -154,10 +154,11 @@ def _variant_panels(title: str, curves: Sequence[Curve]) -> bytes:
 
 def _widen(axes: Axes, threat: str) -> None:
     """Differences that are chance must not fill a panel."""
-    low, high = axes.get_ylim()
+    (left, low), (_, high) = axes.dataLim.get_points()
     missing = (1.0 if threat == "flips" else 5.0) - (high - low)
-    if axes.lines and missing > 0:
-        axes.set_ylim(low - missing / 2, high + missing / 2)
+    if 0 < missing < math.inf:  # with points; not set_ylim, after which further ones would not be seen
+        axes.update_datalim([(left, low - missing / 2), (left, high + missing / 2)])
+        axes.autoscale_view()
 
 
 def _name_heights(panels: Sequence[Axes], threats: Sequence[str]) -> None:
