@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 import re
@@ -15,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
 from study.fake_frontier import IMAGES, SILENT, add_autoattack, fake_run, write_evaluation
 
 from wassersmooth.cli import main
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.robustness.suites import FRONTIER
-from wassersmooth.study import kinds
+from wassersmooth.study import figures, kinds
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.frontier import courses, gathering, plots, questions, ways
 from wassersmooth.study.frontier.comparison import at_equal_clean
@@ -541,7 +543,7 @@ def test_variants_are_told_by_markers_and_kinds_by_colors(tmp_path: Path, monkey
                 add_autoattack(place, 50.0)
     points = points_of([row_of(Run.at(config.parent)) for config in sorted(tmp_path.glob("*/*/config.json"))])
     drawn: list[Figure] = []
-    monkeypatch.setattr(plots.figures, "to_png", lambda figure, dpi: drawn.append(figure) or b"")
+    monkeypatch.setattr(plots.figures, "to_chart_png", lambda figure, dpi: drawn.append(figure) or b"")
     plots.question_plot(questions.early_stopping(points, Noise.of(points)))
     (figure,) = drawn
     titles = [axes.get_title(loc="left") for axes in figure.axes]
@@ -586,7 +588,7 @@ def test_the_course_of_robust_validation_error_is_told_and_drawn(tmp_path: Path,
     assert "(frontier/question-epochs-course.png)" in page.read_text()
     assert (tmp_path / "frontier" / "question-epochs-course.png").stat().st_size > 1000
     drawn: list[Figure] = []
-    monkeypatch.setattr(courses.figures, "to_png", lambda figure, dpi: drawn.append(figure))
+    monkeypatch.setattr(courses.figures, "to_chart_png", lambda figure, dpi: drawn.append(figure))
     courses.course_plot([row])
     robust, clean, kept, *drops = drawn[0].axes[0].lines
     assert list(robust.get_ydata()) == row["course"]["robust"]
@@ -641,6 +643,17 @@ def test_a_damaged_row_is_named(tmp_path: Path, damage: Callable[[dict[str, Any]
         with pytest.raises(StudyError, match=rf"frontier\.json: row 2 is damaged \({message}\); restore the file"):
             use()
     assert results.read_bytes() == before
+
+
+def test_charts_are_small_and_look_the_same() -> None:
+    figure = figures.sheet((4.0, 3.0), "a test")
+    for number in range(6):
+        figure.add_subplot(2, 3, number + 1).plot([1, 2], [number, 3], color=f"C{number}", label="line")
+    full, chart = figures.to_png(figure, 100), figures.to_chart_png(figure, 100)
+    assert chart == figures.to_chart_png(figure, 100)
+    assert len(chart) < len(full) / 2
+    pictures = [np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), dtype=int) for png in (full, chart)]
+    assert np.abs(pictures[0] - pictures[1]).mean() < 1  # gray levels
 
 
 def test_differences_that_are_chance_do_not_fill_a_panel() -> None:

@@ -148,6 +148,16 @@ def to_png(drawing: Drawing, dpi: int) -> bytes:
     return buffer.getvalue()
 
 
+def to_chart_png(drawing: Drawing, dpi: int) -> bytes:
+    """With few colors, which lines and letters do not miss: a third of the size."""
+    from PIL import Image  # comes with matplotlib
+
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(to_png(drawing, dpi))) as picture:
+        picture.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(buffer, "png", optimize=True)
+    return buffer.getvalue()
+
+
 def legend(entries: Sequence[tuple[int, str, str]]) -> str:
     """The key of a figure, in HTML so that it wraps: (series, title, detail) for each group."""
     items = []

@@ -80,7 +80,7 @@ def course_plot(runs: Sequence[Row]) -> bytes:
             axes.set_ylabel("validation error, %", fontsize=8)
     attacks = dict.fromkeys(str(row["course"].get("attacked", "unknown")) for row in runs)
     figure.suptitle(f"Robust error: {'; or '.join(attacks)}", x=0.01, ha="left", fontsize=7.5, parse_math=False)
-    return figures.to_png(figure, DPI)
+    return figures.to_chart_png(figure, DPI)
 
 
 def _draw(axes: Axes, row: Row) -> None:

@@ -41,7 +41,7 @@ def overview_plot(points: Sequence[Point]) -> bytes:
         _label(axes, threat)
     _name_heights(panels, threats)
     _legend_below(figure, panels, columns=4)
-    return figures.to_png(figure, DPI)
+    return figures.to_chart_png(figure, DPI)
 
 
 def _mark_plain(axes: Axes, spots: Sequence[tuple[float, float]], markers: Sequence[str] = PLAIN.marker) -> None:
@@ -86,7 +86,7 @@ def family_plot(points: Sequence[Point], threat: str) -> bytes:
     _label(axes, threat)
     axes.set_ylabel(_unit(threat))
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7.5, frameon=False)
-    return figures.to_png(figure, DPI)
+    return figures.to_chart_png(figure, DPI)
 
 
 def question_plot(answer: Answer) -> bytes:
@@ -169,7 +169,7 @@ def _name_heights(panels: Sequence[Axes], threats: Sequence[str]) -> None:
 
 def _titled(figure: Figure, title: str) -> bytes:
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    return figures.to_png(figure, DPI)
+    return figures.to_chart_png(figure, DPI)
 
 
 def _grid(threats: Sequence[str], more_height: float) -> tuple[Figure, list[Axes]]:
