@@ -84,6 +84,11 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
         run.finish(state.model, data, provenance.describe(world.device))
 
 
+def ramp_of(config: RunConfig) -> int:
+    """The first epoch with all of eta; 0 where nothing grows. Weights before it are never kept."""
+    return config.training.eta_ramp if config.regularizer.can_grow else 0
+
+
 class TrainingState:
     """Everything that changes while a run is trained, and how it goes into a checkpoint and comes back."""
 
@@ -104,7 +109,7 @@ class TrainingState:
         self.order = torch.Generator().manual_seed(config.seed)
         self.noise = torch.Generator(device).manual_seed(config.seed + (world.rank << 32))
         self.eta = torch.tensor(config.regularizer.eta, device=device)  # a tensor, so that a captured step sees the ramp
-        self.ramp = recipe.eta_ramp if config.regularizer.can_grow else 0  # the first epoch with all of eta
+        self.ramp = ramp_of(config)
         self.epoch = self.steps = 0
         self.saved_epoch: int | None = None
         self.best_error, self.best_epoch = math.inf, 0

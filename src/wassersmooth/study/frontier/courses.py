@@ -11,7 +11,7 @@ from wassersmooth.study.frontier.points import Point, Variant
 from wassersmooth.study.frontier.ways import way_of
 from wassersmooth.study.rows import Row
 from wassersmooth.study.runs import Run
-from wassersmooth.study.training import ATTACK, ATTACKED_IMAGES
+from wassersmooth.study.training import ATTACK, ATTACKED_IMAGES, ramp_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,12 +26,11 @@ DPI, PURPOSE = 130, "drawing a frontier"
 
 def course_of(run: Run) -> Row:
     """What a row says of it: both errors after each epoch, and the epoch whose weights were kept. Nothing where none looked."""
-    epochs, config = run.metrics(), run.config
+    epochs = run.metrics()
     if not epochs or not all(key in epoch for epoch in epochs for key in METRICS.values()):
         return {}
     course: dict[str, Any] = {name: [round(epoch[key], 2) for epoch in epochs] for name, key in METRICS.items()}
-    ramp = config.training.eta_ramp if config.regularizer.can_grow else 0
-    grown = range(max(ramp - 1, 0), len(epochs))  # as training does: weights of a ramp belong to a smaller eta
+    grown = range(max(ramp_of(run.config) - 1, 0), len(epochs))
     course["kept"] = 1 + min(grown, key=course[ROBUST].__getitem__, default=len(epochs) - 1)
     return {"course": course | {"attacked": ATTACKED}}
 

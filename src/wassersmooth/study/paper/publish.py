@@ -15,7 +15,7 @@ from wassersmooth.study.config import Data
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.paper.page import page
 from wassersmooth.study.paper.plots import epsilon_png, errors_png, neighborhoods_png, packed, strip_png
-from wassersmooth.study.paper.published_models import INDEX, INDEX_REMEDY, publish_models
+from wassersmooth.study.paper.published_models import INDEX, PUBLISH_AGAIN, publish_models
 from wassersmooth.study.paper.results import KEY, REGULARIZERS, Results, row_of
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import Run, locked, read_json, runs_in
@@ -23,7 +23,6 @@ from wassersmooth.study.screen import Screen
 from wassersmooth.study.search.selection import SELECTIONS, SWEEP_REMEDY, WITHIN_ONE_POINT
 
 FIGURES = "paper-figures.json"  # beside the rows: images of figures 1 and 2, as text
-FIGURES_REMEDY = "restore it, or move it away and publish again"
 MODELS = "models"  # beside the rows too
 WORDS = {
     "errors": "Errors of the three networks in pixel and in normalized units, beside the paper's as hollow diamonds",
@@ -127,8 +126,8 @@ def page_of(results: Path) -> tuple[str, dict[str, Callable[[], bytes]]]:
     stored = rows.read(results)
     found = Results.of(stored["rows"])
     index, figures = results.parent / MODELS / INDEX, results.parent / FIGURES
-    models = read_json(index, "a folder of published models", INDEX_REMEDY) if index.exists() else None
-    kept = read_json(figures, "a folder of results", FIGURES_REMEDY) if figures.exists() else {}
+    models = read_json(index, "a folder of published models", PUBLISH_AGAIN) if index.exists() else None
+    kept = read_json(figures, "a folder of results", PUBLISH_AGAIN) if figures.exists() else {}
     plots: dict[str, Callable[[], bytes]] = {}
     for selection in found.selections:
         plots[f"errors-{selection}"] = partial(errors_png, found, selection)
@@ -208,5 +207,5 @@ def _strip(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 def _keep_figure(path: Path, name: str, content: dict[str, Any]) -> None:
     with locked(path.with_suffix(".lock"), wait=True):
-        known = read_json(path, "a folder of results", FIGURES_REMEDY) if path.exists() else {}
+        known = read_json(path, "a folder of results", PUBLISH_AGAIN) if path.exists() else {}
         durable.write_json(path, dict(sorted((known | {name: content}).items())))

@@ -19,7 +19,7 @@ from wassersmooth.study.runs import Run, build_model, read_json, read_model
 from wassersmooth.study.screen import Screen
 
 INDEX = "models.json"
-INDEX_REMEDY = "restore it, or move it away and publish again"
+PUBLISH_AGAIN = "restore it, or move it away and publish again"
 SUBSET = 200  # test images, the first by content: everybody gets the same ones
 SUITE = "quick"
 
@@ -33,7 +33,7 @@ def load_published(path: Path | str) -> nn.Module:
     file = Path(path)
     stored = read_model(file)
     index = file.parent / INDEX
-    known = read_json(index, "a folder of published models", INDEX_REMEDY)["models"].get(file.name) if index.exists() else None
+    known = read_json(index, "a folder of published models", PUBLISH_AGAIN)["models"].get(file.name) if index.exists() else None
     if known is not None and known["sha256"] != sha256(file):
         raise StudyError(f"{file} has not the SHA-256 that {index} names; expected {known['sha256']}; restore it from a copy")
     return build_model(_config(stored.facts, file), stored, file)
@@ -56,7 +56,7 @@ def publish_models(runs: Sequence[Run], folder: Path, data_dir: Path | None, scr
     """Copies the runs' models under the names of their regularizers; writes and returns ``models.json``."""
     durable.make_folder(folder)
     index = folder / INDEX
-    known = read_json(index, "a folder of published models", INDEX_REMEDY) if index.exists() else {"models": {}}
+    known = read_json(index, "a folder of published models", PUBLISH_AGAIN) if index.exists() else {"models": {}}
     subset: dict[str, Any] = {}
     for run in runs:
         name = f"{run.config.regularizer.kind}.safetensors"
