@@ -1,4 +1,4 @@
-"""Comparisons that assert, and that say by how much they failed."""
+"""Assertions about numerical results that report by how much they failed."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 Array = np.ndarray
 
-# Relative to the largest entry of the expected answer.
+# Relative to the largest expected entry.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 3e-5}
 
 
@@ -17,7 +17,7 @@ def to_numpy(value: Tensor | Array | float) -> Array:
 
 
 def relative_error(actual: Tensor | Array, expected: Tensor | Array, unit: float | None = None) -> float:
-    """Largest error over the largest expected entry, or over `unit` where the expected answer is zero."""
+    """Largest error relative to the largest expected entry, or to `unit` if one is given."""
     a, e = to_numpy(actual), to_numpy(expected)
     assert a.shape == e.shape, f"shape {a.shape}, expected {e.shape}"
     assert np.isfinite(a).all(), f"{np.count_nonzero(~np.isfinite(a))} of {a.size} entries are not finite"
@@ -32,7 +32,7 @@ def assert_matches(actual: Tensor | Array, expected: Tensor | Array, rel: float,
 
 
 def assert_each_matches(actual: Tensor | Array, expected: Tensor | Array, rel: float) -> None:
-    """Per-image scalars: each one relative to itself, so that a bright image does not hide a dark one."""
+    """Compare per-image scalars, each relative to its own expected value, so that a bright image does not hide a dark one."""
     a, e = to_numpy(actual), to_numpy(expected)
     assert a.shape == e.shape, f"shape {a.shape}, expected {e.shape}"
     for x, y in zip(a.ravel(), e.ravel(), strict=True):
@@ -42,7 +42,7 @@ def assert_each_matches(actual: Tensor | Array, expected: Tensor | Array, rel: f
 def assert_within_standard_errors(
     actual: Tensor | Array, expected: Tensor | Array, standard_error: Tensor | Array, limit: float = 5.0
 ) -> None:
-    """Monte Carlo: every deviation below `limit` standard errors, and exactly none where there is no randomness."""
+    """Check that every deviation is at most `limit` standard errors, and zero where the standard error is zero."""
     deviation = np.abs(to_numpy(actual) - to_numpy(expected))
     error = np.broadcast_to(to_numpy(standard_error), deviation.shape)
     assert np.isfinite(deviation).all()

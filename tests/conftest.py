@@ -1,12 +1,15 @@
 """Fixtures of the whole suite."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+# Some virtual machines list AMX among their instructions but cannot run it. oneDNN reads this at its first kernel.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # Every process of `pytest -n` has its own torch; more threads than cores would only slow the small kernels down.
 torch.set_num_threads(1)
@@ -30,6 +33,13 @@ def cifar10(request: pytest.FixtureRequest) -> Path:
     if not given:
         pytest.skip("needs CIFAR-10: pytest --data-dir FOLDER, or WASSERSMOOTH_DATA_DIR")
     return Path(given)
+
+
+@pytest.fixture(autouse=True)
+def _default_precision() -> Iterator[None]:
+    """Whether tf32 is allowed is a setting of the process, which trainings change: each test leaves torch's defaults behind."""
+    yield
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False
 
 
 def _devices() -> list[str]:

@@ -1,4 +1,4 @@
-"""One description of an operator, from which a test gets the library's object, inputs, and the oracle's dense matrix.
+"""The description of an operator, from which a test gets the library's object, inputs, and the oracle's dense matrix.
 
 Tests of operator methods are written once and parametrized over CASES: every kind of graph, weight, channel count,
 size, dark image, scale, mass and control. A new kind of operator needs one new line here and no new test.
@@ -18,11 +18,6 @@ from tests import oracles
 Array = np.ndarray
 
 
-def lopsided(dy: int, dx: int) -> float:
-    """A weight that tells (1, 2) from (1, -2) and from (2, 1): a flipped or transposed kernel gives another matrix."""
-    return 1.0 / (1.0 + dy**2 + 2.0 * abs(dx)) + (0.3 if dy * dx > 0 else 0.1)
-
-
 @dataclass(frozen=True)
 class OperatorCase:
     height: int = 4
@@ -32,10 +27,11 @@ class OperatorCase:
     weight: str = "constant"  # constant, gaussian, function or tensor
     channels: int = 1
     batch: int = 2
-    dark: str = "none"  # none, scattered zeros, or a dark half that cuts the graph
+    dark: str = "none"  # none, scattered zeros, or a dark half that disconnects the graph
     scale: str = "unit"
     mass: float = 0.0
     uniform: bool = False
+    reference: str = ""  # nothing, ones, or an image with scattered zeros
     euclidean: bool = False
     seed: int = 0
 
@@ -47,21 +43,22 @@ class OperatorCase:
         parts += [self.scale] if self.scale != "unit" else []
         parts += [f"mass{self.mass:g}"] if self.mass else []
         parts += ["uniform"] if self.uniform else []
+        parts += [f"at {self.reference}"] if self.reference else []
         return "-".join(parts)
 
-    # What the library is given ---------------------------------------------------------------------------------------
+    # Inputs of the library -------------------------------------------------------------------------------------------
 
     def weight_tensor(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """One weight per relation, in the order in which the library lists them."""
         plain = ws.PixelGraph.grid(self.height, self.width, self.radius, neighborhood=self.neighborhood)
-        return torch.tensor([lopsided(dy, dx) for dy, dx, _ in plain.relations], dtype=dtype)
+        return torch.tensor([oracles.lopsided_weight(dy, dx) for dy, dx, _ in plain.relations], dtype=dtype)
 
     def graph(self, weight: object = None) -> ws.PixelGraph:
         if weight is None:
             weight = {
                 "constant": "constant",
                 "gaussian": "gaussian",
-                "function": lopsided,
+                "function": oracles.lopsided_weight,
                 "tensor": self.weight_tensor() if self.weight == "tensor" else None,
             }[self.weight]
         return ws.PixelGraph.grid(self.height, self.width, self.radius, neighborhood=self.neighborhood, weight=weight)
@@ -69,7 +66,8 @@ class OperatorCase:
     def metric(self, weight: object = None) -> ws.Wasserstein | ws.Euclidean:
         if self.euclidean:
             return ws.Euclidean()
-        return ws.Wasserstein(self.graph(weight), scale=self.scale, mass=self.mass, uniform=self.uniform)
+        reference = torch.tensor(self.reference_image()) if self.reference == "image" else self.reference or None
+        return ws.Wasserstein(self.graph(weight), self.scale, self.mass, self.uniform, reference)
 
     def images(self, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Tensor:
         rng = np.random.default_rng(self.seed)
@@ -78,13 +76,27 @@ class OperatorCase:
             x[rng.random(self.shape) < 0.6] = 0.0
             x[..., 0, 0] = 0.5  # no channel is left empty
         elif self.dark == "half":
-            # Two lit columns at the outer edges; the black between them cuts the graph if the radius is small.
+            # Two lit columns at the outer edges; the dark pixels between them disconnect the graph if the radius is small.
             x[..., :, 1:-1] = 0.0
         return torch.tensor(x, dtype=dtype, device=device)
+
+    def reference_image(self) -> Array:
+        """(C, H, W)."""
+        if self.reference == "ones":
+            return np.ones(self.shape[1:])
+        rng = np.random.default_rng((self.seed, 2))
+        image = rng.uniform(0.2, 3.0, self.shape[1:])
+        image[:, 1, 1] = 0.0
+        return image
 
     def covectors(self, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 1) -> Tensor:
         rng = np.random.default_rng((self.seed, seed))
         return torch.tensor(rng.standard_normal(self.shape), dtype=dtype, device=device)
+
+    @property
+    def constant(self) -> bool:
+        """Whether L(x) does not depend on x."""
+        return self.euclidean or bool(self.reference)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -94,12 +106,12 @@ class OperatorCase:
     def size(self) -> int:
         return self.channels * self.height * self.width
 
-    # What the oracle says --------------------------------------------------------------------------------------------
+    # Expected results of the oracle ----------------------------------------------------------------------------------
 
     def weight_function(self) -> oracles.WeightFunction:
         if self.weight == "gaussian":
             return oracles.gaussian_weight(self.radius)
-        return oracles.constant_weight if self.weight == "constant" else lopsided
+        return oracles.constant_weight if self.weight == "constant" else oracles.lopsided_weight
 
     def omega(self) -> Array:
         return oracles.adjacency(self.height, self.width, self.radius, self.neighborhood, self.weight_function())
@@ -108,8 +120,13 @@ class OperatorCase:
         """x (N,), real or complex, to the dense (N, N) cometric."""
         if self.euclidean:
             return lambda x: np.eye(self.size)
+        window = (self.height, self.width, self.radius, self.neighborhood, self.weight_function())
+        options = {"scale": self.scale, "mass": self.mass, "uniform": self.uniform}
         return lambda x: oracles.cometric_matrix(
-            self.omega(), x.reshape(self.shape[1:]), scale=self.scale, mass=self.mass, uniform=self.uniform
+            self.omega(),
+            self.reference_image() if self.reference else x.reshape(self.shape[1:]),
+            diffusivity=oracles.diffusivity(*window),
+            **options,  # type: ignore[arg-type]
         )
 
     def matrices(self, images: Tensor) -> Array:
@@ -117,12 +134,13 @@ class OperatorCase:
         return np.stack([self.cometric_function()(x) for x in images.detach().cpu().double().flatten(1).numpy()])
 
     def range_bases(self, images: Tensor) -> list[Array]:
-        """Per image an orthonormal basis of the range of L: everything with mass, else sum = 0 on every component."""
+        """For each image an orthonormal basis of the range of L: with mass all vectors, else sum = 0 on every component."""
         if self.euclidean or self.mass > 0:
             return [np.eye(self.size)] * len(images)
         bases = []
         for image in images.detach().cpu().double().numpy():
             lit = np.broadcast_to(image.mean((1, 2), keepdims=True), image.shape) if self.uniform else image
+            lit = self.reference_image() if self.reference else lit
             bases.append(oracles.range_basis(oracles.components(self.omega(), lit)))
         return bases
 
@@ -165,6 +183,13 @@ CASES = [
     OperatorCase(uniform=True, radius=2, channels=2),
     OperatorCase(uniform=True, dark="scattered", weight="gaussian", radius=2, mass=0.1),
     OperatorCase(uniform=True, scale="paper", neighborhood="disk", radius=2, weight="tensor"),
+    OperatorCase(reference="ones", radius=2, channels=2),
+    OperatorCase(reference="ones", scale="paper", weight="gaussian", radius=2, mass=0.3),
+    OperatorCase(reference="image", neighborhood="disk", channels=3),
+    OperatorCase(reference="image", scale="pixels", weight="function", radius=2, mass=0.1),
+    OperatorCase(scale="pixels", radius=2, channels=2),
+    OperatorCase(scale="pixels", height=1, width=6, radius=2, weight="gaussian"),
+    OperatorCase(scale="pixels", height=3, radius=7, weight="tensor", mass=0.2),
     OperatorCase(euclidean=True, channels=3),
 ]
 
@@ -172,6 +197,6 @@ WASSERSTEIN_CASES = [case for case in CASES if not case.euclidean]
 
 
 def over(cases: list[OperatorCase], **changes: object) -> pytest.MarkDecorator:
-    """Parametrize a test over cases, readable ids included."""
+    """Parametrize a test over cases, with readable ids."""
     changed = [replace(case, **changes) for case in cases]  # type: ignore[arg-type]
     return pytest.mark.parametrize("case", changed, ids=str)

@@ -1,6 +1,6 @@
-"""Dense float64 answers, written from the paper and from the audit (maths.md), never from the library.
+"""Dense float64 references, written from the paper and its corrections (docs/maths.md), never from the library.
 
-Everything here is slow on purpose: one matrix per image, one entry at a time, the symbols of the paper. Where the
+Everything here is slow on purpose: one matrix per image, one entry at a time, in the symbols of the paper. Where the
 library uses an identity (convolution form, closed-form Christoffel symbol, effective resistances), the oracle uses the
 definition. Images are flattened row by row, channel by channel: index = (c * H + row) * W + column.
 
@@ -18,6 +18,7 @@ import scipy.integrate
 import scipy.linalg
 import scipy.optimize
 import scipy.sparse.csgraph
+import scipy.stats
 
 Array = np.ndarray
 WeightFunction = Callable[[int, int], float]
@@ -40,8 +41,13 @@ def gaussian_weight(radius: int) -> WeightFunction:
     return lambda dy, dx: float(np.exp(-(dy**2 + dx**2) / (2 * (radius / 2) ** 2)))
 
 
+def lopsided_weight(dy: int, dx: int) -> float:
+    """A weight that differs at (1, 2), (1, -2) and (2, 1), so that a flipped or transposed kernel gives another matrix."""
+    return 1.0 / (1.0 + dy**2 + 2.0 * abs(dx)) + (0.3 if dy * dx > 0 else 0.1)
+
+
 def is_representative(dy: int, dx: int) -> bool:
-    """Of each pair {o, -o} of relations one is kept: the one that points down, or to the right within its own row."""
+    """Whether an offset is the one that is kept of a pair {o, -o}: it points down, or to the right within its row."""
     return dy > 0 or (dy == 0 and dx > 0)
 
 
@@ -75,6 +81,20 @@ def adjacency(height: int, width: int, radius: int, neighborhood: str, weight: W
     return omega
 
 
+def diffusivity(height: int, width: int, radius: int, neighborhood: str, weight: WeightFunction) -> float:
+    """M2 / (2 s) of a pixel whose neighbors all exist: half the mean of o_x^2 over its offsets, averaged over the axes.
+
+    Only offsets that fit into the image count, and only axes of more than one pixel.
+    """
+    total, moments = 0.0, np.zeros(2)
+    for dy, dx in product(range(1 - height, height), range(1 - width, width)):
+        if is_neighbor(dy, dx, radius, neighborhood):
+            w = weight(dy, dx) if is_representative(dy, dx) else weight(-dy, -dx)
+            total += w
+            moments += w * np.array([dy**2, dx**2])
+    return float(np.mean([moment / (2 * total) for moment, size in zip(moments, (height, width), strict=True) if size > 1]))
+
+
 def degrees(omega: Array) -> Array:
     """s_i = sum_j omega_ij."""
     return omega.sum(axis=1)
@@ -94,7 +114,7 @@ def node_volumes(omega: Array) -> Array:
 
 
 def laplacian_piecewise(omega: Array, x: Array) -> Array:
-    """L(x) entry by entry, the displayed cases of section 4 of the paper."""
+    """L(x) entry by entry, as displayed in section 4 of the paper (docs/maths.md, section 1)."""
     d = node_volumes(omega)
     n = len(d)
     L = np.zeros((n, n), dtype=x.dtype)
@@ -108,7 +128,7 @@ def laplacian_piecewise(omega: Array, x: Array) -> Array:
 
 
 def laplacian_factored(omega: Array, x: Array) -> Array:
-    """L(x) = D' Lambda(x) D, the definition of appendix B, one row of D per edge i > j."""
+    """L(x) = D' Lambda(x) D, the definition in appendix B of the paper, with one row of D per edge i > j."""
     D, Lambda = discrete_gradient(omega), edge_mobilities(omega, x)
     return D.T @ np.diag(Lambda) @ D
 
@@ -165,13 +185,15 @@ def _relations_of(relations: Sequence[tuple[int, int, float]], x: Array) -> list
 # The cometric of the library: channels, scale, mass, uniform ---------------------------------------------------------
 
 
-def cometric_matrix(omega: Array, image: Array, *, scale: str = "unit", mass: float = 0.0, uniform: bool = False) -> Array:
+def cometric_matrix(
+    omega: Array, image: Array, *, scale: str = "unit", mass: float = 0.0, uniform: bool = False, diffusivity: float = 1.0
+) -> Array:
     """L of one (C, H, W) image as (N, N): channels are disjoint copies of the graph, each with d summing to 1."""
     blocks = []
+    factor = {"paper": 1.0, "unit": 1 / total_degree(omega), "pixels": 1 / (diffusivity * total_degree(omega))}[scale]
     for channel in image.reshape(image.shape[0], -1):
         x = np.full_like(channel, channel.mean()) if uniform else channel
-        L = laplacian_piecewise(omega, x)
-        blocks.append(L / total_degree(omega) if scale == "unit" else L)
+        blocks.append(factor * laplacian_piecewise(omega, x))
     L = np.asarray(scipy.linalg.block_diag(*blocks))
     return L + mass * np.eye(len(L))
 
@@ -256,7 +278,7 @@ def christoffel(chart: Chart, x: Array, a: Array, b: Array) -> Array:
 
 
 def geodesic(chart: Chart, x: Array, v: Array, times: Sequence[float]) -> Array:
-    """The geodesic from x with velocity v at the given times (not 0), (len(times), N): y'' + Gamma(y', y') = 0."""
+    """The geodesic from x with velocity v at given times other than 0, (len(times), N): y'' + Gamma(y', y') = 0."""
     V = chart.V
     k = V.shape[1]
 
@@ -296,3 +318,42 @@ def benamou_brenier_distance_sq(chart: Chart, x: Array, y: Array, segments: int 
         lambda z: action(straight + size * z) / scale, np.zeros_like(straight), method="BFGS", options={"gtol": 1e-10}
     )
     return float(best.fun * scale)
+
+
+# Certificates: what docs/maths.md, section 9, says of a half-space -------------------------------------------------------
+
+
+def half_space_certificate(M: Array, a: Array, b: float, x: Array, sigma: float) -> tuple[float, float, Array]:
+    """For f = A where a.z > b: the probability of A under N(x, sigma^2 M), the radius, and the nearest point of the boundary.
+
+    The radius is the exact distance to the boundary in the norm of M: a.d >= -sqrt(a'Ma) |d|_M (Cauchy-Schwarz), attained.
+    """
+    spread = float(np.sqrt(a @ M @ a))
+    distance = float(a @ x - b) / spread
+    probability = float(scipy.stats.norm.cdf(distance / sigma))
+    return probability, distance, x - distance * (M @ a) / spread
+
+
+def w1_constant(M: Array, height: int, width: int, norm: float) -> float:
+    """max over all pairs of pixels of sqrt(R_ij) / |i - j|, for one channel, by going through them."""
+    inverse = np.linalg.pinv(M, hermitian=True)
+    pixels = list(product(range(height), range(width)))
+    best = 0.0
+    for i, p in enumerate(pixels):
+        for j, q in enumerate(pixels[:i]):
+            d = np.zeros(len(pixels))
+            d[i], d[j] = 1.0, -1.0
+            distance = np.linalg.norm(np.subtract(p, q), norm)
+            best = max(best, float(np.sqrt(d @ inverse @ d) / distance))
+    return best
+
+
+def w1_distance(delta: Array, height: int, width: int, norm: float) -> float:
+    """Exact transport of the negative part of delta to its positive part, by linear programming over all pairs of pixels."""
+    points = np.array(list(product(range(height), range(width))), dtype=float)
+    cost = np.linalg.norm(points[:, None] - points[None, :], norm, axis=2)
+    n = len(points)
+    out_of, into = np.kron(np.eye(n), np.ones(n)), np.kron(np.ones(n), np.eye(n))
+    plan = scipy.optimize.linprog(cost.ravel(), A_eq=into - out_of, b_eq=delta, bounds=(0, None), method="highs")
+    assert plan.success
+    return float(plan.fun)

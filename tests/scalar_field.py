@@ -11,7 +11,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class ScalarField:
-    """f(x) = sin(a.x) + x'Qx / 2 + (b.x)^3: not even, not quadratic, and no symmetry of the pixel grid."""
+    """f(x) = sin(a.x) + x'Qx / 2 + (b.x)^3: neither even nor quadratic, and without the symmetries of the pixel grid."""
 
     a: Array
     b: Array

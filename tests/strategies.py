@@ -1,4 +1,4 @@
-"""Hypothesis strategies: an operator of any kind, with the oracle that belongs to it."""
+"""Hypothesis strategies for operators of every kind, each with its oracle."""
 
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ def operator_cases(
 
 
 def conserving_cases() -> st.SearchStrategy[OperatorCase]:
-    """Without a mass term: the operator kills constants and conserves the mass of every channel."""
+    """Without a mass term: constants are in the kernel, and the mass of every channel is conserved."""
     return operator_cases(mass=st.just(0.0))
 
 

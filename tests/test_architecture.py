@@ -1,4 +1,4 @@
-"""The house of three floors, enforced by reading the source: imports go down only, and the lower floors stay quiet."""
+"""The layers, enforced by reading the source: imports go down only, experiments on top, and the lower layers stay quiet."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "wassersmooth"
+from wassersmooth import _torch_internals
+
+ROOT = Path(__file__).parent.parent
+SOURCE, EXPERIMENTS = ROOT / "src" / "wassersmooth", ROOT / "experiments"
 FLOORS = {"": 0, "geometry": 1, "learning": 2, "robustness": 2, "study": 3}  # "" holds what every floor may use
-DOORS = ("__init__.py", "__main__.py", "cli.py")  # the way in: may see every floor
+DOORS = ("__init__.py", "__main__.py", "_interrupt.py", "cli.py")  # the way in: may see every floor
 ALWAYS_THERE = {"torch", "numpy"}
-OPTIONAL = {"ot", "pyautoattack", "triton"}  # below the study: imported where they are used, never at the top of a file
+# Below the study: imported where they are used, never at the top of a file.
+OPTIONAL = {"jinja2", "matplotlib", "ot", "triton"}
 # Nothing but Triton, and so as optional as Triton itself.
-KERNELS = {"wassersmooth.geometry.box_kernels", "wassersmooth.learning.tracing.convolution_kernels"}
-LONGEST_FILE = 310
+KERNELS = {"wassersmooth.geometry.box_kernels", "wassersmooth.learning.compiled.convolution_kernels"}
+# Folders with one entrance: from outside, only this module of the folder is imported.
+ENTRANCES = {"wassersmooth.learning.compiled": "wassersmooth.learning.compiled.fast_gradients"}
 
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).as_posix() not in DOORS)
 
@@ -35,7 +40,8 @@ def imports(tree: ast.AST) -> list[tuple[str, bool]]:
             found += [(alias.name, id(node) in top_level) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute, so that a reader sees the floor"
-            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "wassersmooth" else [node.module]
+            of_package = node.module in ("wassersmooth", "experiments")
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if of_package else [node.module]
             found += [(str(name), id(node) in top_level) for name in names]
     return found
 
@@ -47,6 +53,32 @@ def test_imports_go_down_only(path: Path) -> None:
         if module.split(".")[0] == "wassersmooth":
             there = floor_of(module)
             assert here == there or FLOORS[there] < FLOORS[here], f"{here or 'the ground'} must not import {module}"
+
+
+def test_the_package_never_imports_an_experiment() -> None:
+    for path in SOURCE.rglob("*.py"):
+        for module, _ in imports(ast.parse(path.read_text())):
+            assert module.split(".")[0] not in ("experiments", "tests"), f"{path.name}: {module} is not in the wheel"
+
+
+def test_experiments_do_not_import_each_other() -> None:
+    """They may share a module that lies beside their folders."""
+    for path in EXPERIMENTS.rglob("*.py"):
+        own = path.relative_to(EXPERIMENTS).parts[0]
+        for module, _ in imports(ast.parse(path.read_text())):
+            package, _, rest = module.partition(".")
+            other = rest.partition(".")[0]
+            assert package != "tests"
+            assert package != "experiments" or other == own or (EXPERIMENTS / f"{other}.py").is_file(), f"{path}: {module}"
+
+
+def test_each_experiment_has_a_readme_a_command_and_tests() -> None:
+    folders = [path for path in EXPERIMENTS.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert {path.name for path in folders} >= {"paper", "frontier", "speed"}
+    for folder in folders:
+        assert {"README.md", "__main__.py", "commands.py"} <= {path.name for path in folder.iterdir()}
+        assert list((ROOT / "tests" / "experiments" / folder.name).glob("test_*.py"))
+        assert f"python -m experiments.{folder.name} " in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if "study" not in p.parts], ids=lambda p: p.relative_to(SOURCE).as_posix())
@@ -63,9 +95,19 @@ def test_below_the_study_only_torch_and_numpy_are_needed_and_nothing_is_read_or_
     assert not called & {"print", "open", "input"}
 
 
-def test_files_stay_short_and_have_telling_names() -> None:
-    for path in MODULES:
-        assert len(path.read_text().splitlines()) <= LONGEST_FILE, f"{path.name} is too long to be read in one go"
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: p.relative_to(SOURCE).as_posix())
+def test_a_folder_with_an_entrance_is_entered_there(path: Path) -> None:
+    here = "wassersmooth." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for folder, entrance in ENTRANCES.items():
+            inside = [name for name in names if name == folder or name.startswith(f"{folder}.")]
+            assert here.startswith(folder) or all(name == entrance or name.startswith(f"{entrance}.") for name in inside)
+
+
+def test_files_have_telling_names() -> None:
+    for path in [*MODULES, *EXPERIMENTS.rglob("*.py")]:
         assert path.stem not in {"utils", "helpers", "common", "misc"}
 
 
@@ -74,6 +116,27 @@ def test_every_module_says_what_it_is() -> None:
         assert ast.get_docstring(ast.parse(path.read_text())), f"{path.name} has no docstring"
 
 
-def test_the_way_in_only_lists_names() -> None:
-    tree = ast.parse((SOURCE / "__init__.py").read_text())
-    assert all(isinstance(node, ast.ImportFrom | ast.Expr) for node in tree.body)
+def test_the_package_only_lists_names_and_its_version() -> None:
+    *names, version = ast.parse((SOURCE / "__init__.py").read_text()).body
+    assert all(isinstance(node, ast.ImportFrom | ast.Expr) for node in names)
+    assert isinstance(version, ast.Assign)
+    assert ast.unparse(version.targets[0]) == "__version__"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(SOURCE).as_posix())
+def test_private_names_of_torch_are_used_in_one_module_alone(path: Path) -> None:
+    """Objects of this package may use each other's private names where they are of one class, as `self` and `other` are."""
+    if path.name == "_torch_internals.py":
+        return
+    tree = ast.parse(path.read_text())
+    for module, _ in imports(tree):
+        assert not module.startswith("torch.") or not ("._" in module or "experimental" in module), f"{module} is private"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            owner = ast.unparse(node.value)
+            assert owner in {"self", "cls", "other", "aten"}, f"{owner}.{node.attr} is private; see _torch_internals.py"
+
+
+def test_the_oldest_torch_that_is_allowed_is_one_that_was_tested() -> None:
+    pyproject = (SOURCE.parent.parent / "pyproject.toml").read_text()
+    assert f'"torch>={_torch_internals.TESTED_VERSIONS[0]}"' in pyproject

@@ -1,4 +1,4 @@
-"""A model is left as it was found, also one that puts new tensors in the place of its buffers."""
+"""The state of a model is restored, also if the model replaces its buffers by new tensors."""
 
 import copy
 import pickle
@@ -20,12 +20,12 @@ from wassersmooth import (
     attacks,
     evaluate,
 )
-from wassersmooth.learning.terms import Objective
-from wassersmooth.model_state import turn, untouched
+from wassersmooth.learning.objective import Objective
+from wassersmooth.model_state import model_lock, preserve_state
 
 
 class Restless(nn.Module):
-    """Buffers that are changed in place, replaced, first made in a pass, and registered in a pass."""
+    """Has buffers that a pass changes in place, replaces, sets for the first time, and registers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,14 +49,14 @@ def restless_net() -> nn.Sequential:
 
 @pytest.mark.parametrize("passes_before", [0, 2])
 @pytest.mark.parametrize("fails", [False, True])
-def test_replaced_buffers_come_back(passes_before: int, fails: bool) -> None:
+def test_replaced_buffers_are_restored(passes_before: int, fails: bool) -> None:
     model, (images, _) = restless_net(), batch()
     for _ in range(passes_before):
         model(images)
     held = dict(model[0]._buffers)
     values = {name: None if buffer is None else buffer.clone() for name, buffer in held.items()}
     try:
-        with untouched(model, images.device):
+        with preserve_state(model, images.device):
             model(images)
             model(1 - images)
             if fails:
@@ -66,7 +66,7 @@ def test_replaced_buffers_come_back(passes_before: int, fails: bool) -> None:
     for name, buffer in held.items():
         assert model[0]._buffers[name] is buffer
         assert buffer is None or torch.equal(buffer, values[name])
-    assert hasattr(model[0], "cache")  # a module may know of it by other means, and ask for it
+    assert hasattr(model[0], "cache")  # the module may have other attributes that rely on it
 
 
 def test_attacks_leave_replaced_buffers() -> None:
@@ -78,7 +78,7 @@ def test_attacks_leave_replaced_buffers() -> None:
         assert all(torch.equal(a, b) for a, b in zip(model.buffers(), before, strict=True))
 
 
-def test_adversarial_training_moves_replaced_buffers_once() -> None:
+def test_adversarial_training_updates_replaced_buffers_once() -> None:
     model, twin, (images, labels) = restless_net(), restless_net(), batch()
     attack = attacks.PGD(0.1, 0.02, 7, random_start=False)
     twin(attack(copy.deepcopy(twin), images, labels))
@@ -99,18 +99,18 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["finite_difference", "forward_mode", "double_backward"])
-def test_a_buffer_that_two_layers_share_moves_as_in_one_pass(engine: str) -> None:
+def test_a_buffer_that_two_layers_share_is_updated_as_in_one_pass(engine: str) -> None:
     first, second, (images, labels) = Counting(), Counting(), batch()
     second.passes = first.passes
     model = nn.Sequential(first, second, smooth_net()).double()
-    second.passes = first.passes  # double() has made two of it
+    second.passes = first.passes  # double() has made two copies
     GradientPenalty(Euclidean(), 0.1, engine=engine)(model, images, labels)
     assert first.passes is second.passes
     assert first.passes.item() == 2
 
 
 class Expanded(nn.Module):
-    """A buffer that shows one number eight times, and counts passes in it where it is told to."""
+    """Has a buffer that is one number expanded to eight, and can count passes in it."""
 
     def __init__(self, counts: bool = False) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ ATTACK = attacks.PGD(0.1, 0.02, 2)
     ],
     ids=repr,
 )
-def test_models_with_expanded_buffers_are_trained(objective: Objective) -> None:
+def test_models_with_expanded_buffers_can_be_trained(objective: Objective) -> None:
     model, (images, labels) = Expanded(), batch()
     plain = nn.Sequential(model.network)
     expected = objective(plain, images, labels, torch.Generator().manual_seed(0))
@@ -147,6 +147,7 @@ def test_models_with_expanded_buffers_are_trained(objective: Objective) -> None:
     assert model.scale.stride() == (0, 0, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_step_with_an_expanded_buffer_compiles() -> None:
     objective, model, (images, labels) = (
         GradientPenalty(Euclidean(), 0.3, engine="forward_mode"),
@@ -157,7 +158,7 @@ def test_a_step_with_an_expanded_buffer_compiles() -> None:
     torch.testing.assert_close(step(images, labels), objective(model, images, labels).total)
 
 
-def test_an_expanded_buffer_comes_back() -> None:
+def test_an_expanded_buffer_is_restored() -> None:
     model, (images, labels) = Expanded(counts=True), batch()
     ATTACK(model, images, labels)
     assert bool((model.scale == 1).all())
@@ -175,7 +176,7 @@ def test_an_attack_does_not_spoil_the_backward_pass_of_an_earlier_forward_pass(t
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_inference_mode_is_named_where_an_objective_needs_gradients() -> None:
+def test_an_objective_that_needs_gradients_refuses_inference_mode() -> None:
     model, (images, labels) = smooth_net(), batch()
     with torch.inference_mode(), pytest.raises(ValueError, match=r"inference_mode\(\) forbids; use torch.no_grad"):
         GradientPenalty(Euclidean(), 0.1)(model, images, labels)
@@ -192,7 +193,7 @@ def test_a_traced_model_can_be_attacked() -> None:
 
 
 class Meeting(nn.Module):
-    """Holds up each pass for a moment, the first one until a second has begun, if it can begin at all."""
+    """Delays each pass; the first one until a second has begun, or for 0.3 seconds if none can begin."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +217,7 @@ def in_thread(job: Callable[[], object]) -> threading.Thread:
 
 @pytest.mark.parametrize("wrap", [lambda model: model, lambda model: Normalized(model, 0.5, 0.5), nn.DataParallel])
 def test_two_attacks_in_threads_leave_the_model_as_it_was(wrap: Callable[[nn.Module], nn.Module]) -> None:
-    """The second, longer one must not take the flags that the first has cleared for those of the model."""
+    """The second, longer one must not save the flags that the first has cleared."""
     model, images, labels = Meeting(), torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
     first = in_thread(lambda: attacks.FGSM(0.1)(model, images, labels))
     assert model.arrived.wait(10)
@@ -228,9 +229,9 @@ def test_two_attacks_in_threads_leave_the_model_as_it_was(wrap: Callable[[nn.Mod
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_other_models_do_not_wait_and_one_thread_may_measure_inside_a_measurement() -> None:
+def test_other_models_do_not_wait_and_the_lock_is_reentrant() -> None:
     model, other, (images, labels) = smooth_net(), smooth_net(), batch()
-    with untouched(model, images.device), untouched(nn.Sequential(model), images.device):
+    with preserve_state(model, images.device), preserve_state(nn.Sequential(model), images.device):
         meanwhile = in_thread(lambda: attacks.FGSM(0.1)(other, images, labels))
         meanwhile.join(30)
         assert not meanwhile.is_alive()
@@ -238,14 +239,14 @@ def test_other_models_do_not_wait_and_one_thread_may_measure_inside_a_measuremen
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_turn_is_given_back_after_an_exception_and_belongs_to_no_copy() -> None:
+def test_the_lock_is_released_after_an_exception_and_is_not_shared_with_copies() -> None:
     model, (images, _) = smooth_net(), batch()
-    with pytest.raises(ZeroDivisionError), untouched(model, images.device):
+    with pytest.raises(ZeroDivisionError), preserve_state(model, images.device):
         raise ZeroDivisionError
-    with untouched(model, images.device):
+    with preserve_state(model, images.device):
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert turn(twin) is not turn(model)
+            assert model_lock(twin) is not model_lock(model)
     taken = threading.Event()
-    thread = in_thread(lambda: taken.set() if turn(model).acquire(timeout=10) else None)
+    thread = in_thread(lambda: taken.set() if model_lock(model).acquire(timeout=10) else None)
     thread.join(30)
     assert taken.is_set()

@@ -1,4 +1,4 @@
-"""The oracles checked against each other and against the identities of maths.md, without the library."""
+"""The oracles checked against each other and against the identities of docs/maths.md, without the library."""
 
 import numpy as np
 import pytest
@@ -10,15 +10,11 @@ from tests.scalar_field import ScalarField
 Array = np.ndarray
 
 
-def lopsided(dy: int, dx: int) -> float:
-    return 1.0 / (1.0 + dy**2 + 2.0 * abs(dx)) + (0.3 if dy * dx > 0 else 0.1)
-
-
 GRAPHS = {
     "path5": oracles.adjacency(1, 5, 1, "square", oracles.constant_weight),
     "4x4 square1": oracles.adjacency(4, 4, 1, "square", oracles.constant_weight),
     "3x5 disk2 gaussian": oracles.adjacency(3, 5, 2, "disk", oracles.gaussian_weight(2)),
-    "4x5 square2 lopsided": oracles.adjacency(4, 5, 2, "square", lopsided),
+    "4x5 square2 lopsided": oracles.adjacency(4, 5, 2, "square", oracles.lopsided_weight),
 }
 every_graph = pytest.mark.parametrize("omega", GRAPHS.values(), ids=GRAPHS.keys())
 
@@ -40,7 +36,7 @@ def divergence(omega: Array) -> Array:
 
 
 def grad_logdet(omega: Array, x: Array) -> Array:
-    """(1 / (2 d_k)) sum_j omega_kj R_kj, the effective-resistance form of maths.md (c) and (j)."""
+    """(1 / (2 d_k)) sum_j omega_kj R_kj, with effective resistances R (docs/maths.md, section 4)."""
     L, V = oracles.laplacian_piecewise(omega, x), simplex_chart(omega).V
     R = oracles.effective_resistances(oracles.pseudo_inverse(L, V))
     return (omega * R).sum(1) / (2 * oracles.node_volumes(omega))
@@ -82,8 +78,8 @@ def test_mean_diagonal_at_one_is_the_total_degree(omega: Array) -> None:
     assert np.diag(L).mean() == pytest.approx(oracles.total_degree(omega), rel=1e-14)
 
 
-def test_scales_of_table_i() -> None:
-    """tr(L)/n at x = 0.5 on 32 x 32 pixels is S / 2: the row of maths.md (i)."""
+def test_scale_of_the_paper_at_real_sizes() -> None:
+    """tr(L)/n at x = 0.5 on 32 x 32 pixels is S / 2 (docs/maths.md, section 1)."""
     for radius, neighborhood, expected in [(2, "square", 11346), (4, "square", 35400), (8, "disk", 80210)]:
         relations = oracles.representatives(radius, neighborhood)
         half_of_s = sum((32 - dy) * (32 - abs(dx)) for dy, dx in relations)
@@ -91,7 +87,7 @@ def test_scales_of_table_i() -> None:
 
 
 @every_graph
-def test_laplacian_kills_constants_and_is_semidefinite(omega: Array) -> None:
+def test_laplacian_has_the_constants_as_kernel_and_is_semidefinite(omega: Array) -> None:
     L = oracles.laplacian_piecewise(omega, positive(omega))
     assert_matches(L @ np.ones(len(L)), np.zeros(len(L)), 1e-13, unit=np.abs(L).max())
     eigenvalues = np.linalg.eigvalsh(L)
@@ -99,7 +95,7 @@ def test_laplacian_kills_constants_and_is_semidefinite(omega: Array) -> None:
     assert eigenvalues[1] > 1e-6 * eigenvalues[-1]
 
 
-@pytest.mark.parametrize("weight", [oracles.constant_weight, oracles.gaussian_weight(2), lopsided])
+@pytest.mark.parametrize("weight", [oracles.constant_weight, oracles.gaussian_weight(2), oracles.lopsided_weight])
 @pytest.mark.parametrize("size", [(5, 7), (2, 6), (1, 4)])
 def test_edge_sum_is_the_dense_form(weight: oracles.WeightFunction, size: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
@@ -110,7 +106,7 @@ def test_edge_sum_is_the_dense_form(weight: oracles.WeightFunction, size: tuple[
     assert_matches(oracles.edge_sum_mv(relations, x, g).ravel(), L @ g.ravel(), 1e-13)
 
 
-def test_zero_corner_of_maths_h() -> None:
+def test_a_dark_corner_isolates_nine_pixels() -> None:
     """8 x 8, four neighbors, a 4 x 4 zero corner: the kernel has dimension 10 = 1 + 9 isolated pixels."""
     omega = oracles.adjacency(8, 8, 1, "disk", oracles.constant_weight)
     image = np.ones((1, 8, 8))
@@ -220,7 +216,7 @@ def test_scalar_field_derivatives() -> None:
 
 
 def test_benamou_brenier_distance_has_the_pseudo_inverse_as_its_metric() -> None:
-    """d^2 / (xi' L^+ xi) - 1 is O(eps) with L at the start and O(eps^2) with L at the midpoint (maths.md section 2)."""
+    """d^2 / (xi' L^+ xi) - 1 is O(eps) with L at the start and O(eps^2) with L at the midpoint (docs/maths.md, section 7)."""
     omega = oracles.adjacency(1, 4, 1, "square", oracles.constant_weight)
     chart, x = simplex_chart(omega), np.array([0.4, 0.3, 0.2, 0.1])
     xi = np.array([-1.0, 0.5, -0.3, 0.8])

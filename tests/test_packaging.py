@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,37 +13,21 @@ from pathlib import Path
 
 import pytest
 
+import wassersmooth
+
 ROOT = Path(__file__).parent.parent
-
-
-# What the tests and the links of the pages open, beside the source and themselves.
+# Beside the folders: what the tests open, and what make needs.
 OPENED = {
+    "CHANGELOG.md",
     "CITATION.cff",
     "CONTRIBUTING.md",
     "LICENSE",
+    "Makefile",
     "README.md",
-    "results/frontier/overview.png",
-    "docs/images/step-time.png",
-    "docs/geometry.md",
-    "docs/learning.md",
-    "docs/reference.md",
-    "docs/robustness.md",
-    "docs/speed.md",
-    "docs/study.md",
+    "constraints.txt",
     "pyproject.toml",
-    "results/README.md",
-    "results/bench-h200.json",
-    "results/cifar10-paper-seed0/tables.md",
-    "results/cifar10-quick/tables.md",
-    "results/models/models.json",
-    "results/operator-cpu.json",
-    "results/operator-trials-h200.json",
-    "results/paper-figures.json",
-    "results/paper.json",
-    "results/paper.md",
-    "results/step-cuda.json",
 }
-FOR_MAKE = {"Makefile", "constraints.txt", "benchmarks/operator.py", "benchmarks/attacks.py"}
+LEFT_OUT = (".safetensors", ".lock", ".pyc")
 
 
 def build(kind: str, target: Path) -> Path:
@@ -62,32 +48,80 @@ def test_it_holds_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     expected = {path.relative_to(source).as_posix() for path in files}
     packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert packed == expected
-    assert {"wassersmooth/py.typed", "wassersmooth/presets/digits.toml"} <= packed
+    assert {"wassersmooth/py.typed", "wassersmooth/study/presets/digits.toml"} <= packed
 
 
 def test_its_metadata(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
     metadata = Parser().parsestr(wheel.read(next(name for name in names if name.endswith("METADATA"))).decode())
+    assert metadata["Version"] == wassersmooth.__version__
+    assert f"\nversion: {wassersmooth.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert {"ot", "data", "attacks", "tune", "plots", "dev"} <= set(metadata.get_all("Provides-Extra", []))
+    assert metadata.get_all("Provides-Extra") == ["all", "dev", "ot", "study"]
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
-    assert any(line.startswith("torch>=2.11") for line in required)
-    assert metadata["Requires-Python"] == "<3.13,>=3.11"
+    assert sorted(re.split(r"\W", line)[0] for line in required) == ["numpy", "torch"]
+    assert metadata["Requires-Python"] == ">=3.11"
 
 
 def test_the_sdist_holds_what_its_tests_need(tmp_path: Path) -> None:
     path = build("sdist", tmp_path)
     with tarfile.open(path) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    tests = {file.relative_to(ROOT).as_posix() for file in (ROOT / "tests").rglob("*.py")}
-    plots = {file.relative_to(ROOT).as_posix() for file in (ROOT / "results" / "images").iterdir()}
-    assert OPENED | FOR_MAKE | tests | plots <= packed
-    assert not any(name.endswith((".safetensors", ".lock")) or name.startswith(("data/", "runs/")) for name in packed)
+    folders = [ROOT / folder for folder in ("docs", "experiments", "results", "src", "tests")]
+    files = {path.relative_to(ROOT).as_posix() for folder in folders for path in folder.rglob("*") if path.is_file()}
+    assert packed >= OPENED | {name for name in files if not name.endswith(LEFT_OUT)}
+    assert not any(name.endswith(LEFT_OUT) or name.startswith(("data/", "runs/")) for name in packed)
     assert path.stat().st_size < 4 * 2**20
 
 
-def test_importing_needs_no_optional_package() -> None:
-    blocked = (
-        "import sys; [sys.modules.__setitem__(n, None) for n in ('ot', 'pyautoattack', 'optuna', 'matplotlib', 'sklearn')]"
+def test_the_library_works_with_torch_and_numpy_alone() -> None:
+    """And the command says in one line how to install the rest."""
+    program = [sys.executable, "-W", "ignore::FutureWarning", str(ROOT / "tests" / "library_alone.py")]  # torch 2.15 has some
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("Report(quick: "), done.stderr
+    assert done.stdout.endswith(f"\nwassersmooth {wassersmooth.__version__}\n")
+    assert done.returncode == 2
+    expected = r"wassersmooth: the command line needs the package \w+; install it with: pip install 'wassersmooth\[study\]'\n"
+    assert re.fullmatch(expected, done.stderr)
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the Makefile in an empty folder whose `bin` holds the only interpreters."""
+    shutil.copy(ROOT / "Makefile", folder)
+    command = [str(shutil.which("make")), "-C", str(folder), ".venv/bin/python", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": str(folder / "bin")})
+
+
+def interpreter(path: Path, *, works: bool = True) -> None:
+    """Write one that is the running Python, or one that is installed but cannot start."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n' if works else "#!/bin/sh\nexit 127\n")
+    path.chmod(0o755)
+
+
+def test_make_takes_the_first_interpreter_that_works(tmp_path: Path) -> None:
+    interpreter(tmp_path / "bin" / "python3", works=False)
+    interpreter(tmp_path / "bin" / "python3.12")
+    interpreter(tmp_path / "bin" / "python")
+    assert "\npython3.12 -m venv --clear .venv\n" in make(tmp_path, "-n").stdout
+    assert "\npython -m venv --clear .venv\n" in make(tmp_path, "-n", "PYTHON=python").stdout
+
+
+def test_make_keeps_its_environment_unless_another_version_is_asked_for(tmp_path: Path) -> None:
+    interpreter(tmp_path / "bin" / "python3")
+    (tmp_path / ".venv").mkdir()
+    interpreter(tmp_path / ".venv" / "bin" / "python")
+    assert "up to date" in make(tmp_path).stdout
+    assert "up to date" in make(tmp_path, "PYTHON=python3").stdout
+    (tmp_path / ".venv" / "bin" / "python").write_text("#!/bin/sh\necho Python 3.10.0\n")
+    assert "python3 -m venv --clear .venv" in make(tmp_path, "-n", "PYTHON=python3").stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["PYTHON=python3.13"]])
+def test_make_says_in_one_line_that_no_interpreter_is_suitable(tmp_path: Path, arguments: list[str]) -> None:
+    interpreter(tmp_path / "bin" / "python3.13", works=False)
+    done = make(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert re.match(
+        r"Python 3\.11 or newer .* is needed; tried: .*python3\.13.*; install one, or .* PYTHON=\.\.\.\n", done.stderr
     )
-    subprocess.run([sys.executable, "-c", f"{blocked}; import wassersmooth"], check=True, timeout=120)

@@ -1,6 +1,6 @@
-"""Tests of Triton kernels where there is no GPU: the same file once more, in a process whose Triton interprets them.
+"""Test Triton kernels without a GPU: run a test file again in a process in which Triton interprets them.
 
-The interpreter has to be chosen before Triton is imported, and is of no use to the compiler.
+The interpreter must be chosen before Triton is imported, and does not work with the compiler.
 """
 
 import os

@@ -1,11 +1,13 @@
-"""Every complaint about numbers, images and metrics: what was received, what was expected, and the remedy.
+"""Errors about numbers, images and metrics: each says what was received, what was expected, and the remedy.
 
-Those about models and labels are in :mod:`wassersmooth._model_checks`. Shapes and dtypes are checked always, values where they
-are visible (:mod:`wassersmooth.visibility`).
+Errors about models and labels are in :mod:`wassersmooth._model_checks`. Shapes and dtypes are always checked, values where
+they are visible (:mod:`wassersmooth.visibility`).
 """
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -16,72 +18,118 @@ from torch import Tensor
 
 from wassersmooth.visibility import values_are_visible
 
+_warned: set[str] = set()  # warnings that were given, each once in a process
 FLOATS = (torch.float32, torch.float64)
-ROUNDING = 1e-3  # above 1: one step of float16, in which images may have been stored or changed
+LARGEST_STRENGTH = 1e18  # of a penalty, of noise or of an attack: its square is a float32
+ROUNDING = 1e-3  # allowed above 1: one step of float16, in which images may have been stored
 
 
 class NotFiniteError(ValueError):
-    """NaN or infinity where numbers have to be finite. Training takes it for a loss that has diverged."""
+    """NaN or infinity where numbers must be finite. Training treats it as a diverged loss."""
 
 
 class MissingExtraError(ImportError):
-    """An optional package that is not installed; the message is the command that installs it."""
+    """An optional package is not installed; the message has the command that installs it."""
 
 
 def choice(name: str, received: object, known: Iterable[object]) -> None:
-    """An option that is one of a few names, numbers or flags, and of its kind: True is not 1, and neither is 1.0."""
+    """Check that an option is one of the known values, and of the same type: neither True nor 1.0 is 1."""
     options = tuple(known)
-    if not any(_kind(received) is _kind(option) and received == option for option in options):
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {received!r}")
+    if not any(_option_type(received) is _option_type(option) and received == option for option in options):
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {shown(received)}")
 
 
-def _kind(value: object) -> type:
-    """NumPy's own are as good as Python's."""
-    if isinstance(value, bool | np.bool_):
+def _option_type(value: object) -> type:
+    """Treat NumPy scalars like Python scalars."""
+    if isinstance(value, (bool, np.bool_)):
         return bool
-    return next((kind for kind in (str, Integral) if isinstance(value, kind)), type(value))
+    return next((base for base in (str, Integral) if isinstance(value, base)), type(value))
+
+
+def shown(received: object, longest: int = 60) -> str:
+    """The repr of what was received on one line, or its type where that is too long."""
+    if isinstance(received, Tensor):
+        return f"a tensor of shape {tuple(received.shape)}" if not received.is_nested else "a nested tensor"
+    text = " ".join(repr(received).split())
+    return text if len(text) <= longest else type(received).__name__
 
 
 def positive_integer(name: str, received: object, remedy: str = "") -> int:
-    """Comes back as an integer of Python's own; one of NumPy's will do."""
+    """Check an integer of at least 1, and return it as a Python int; NumPy integers are accepted."""
     if isinstance(received, bool) or not isinstance(received, Integral) or received < 1:
-        raise ValueError(f"{name} must be an integer of at least 1; got {received!r}{remedy and '; ' + remedy}")
+        raise ValueError(f"{name} must be an integer of at least 1; got {shown(received)}{remedy and '; ' + remedy}")
     return int(received)
 
 
-def plain_number(received: Any) -> Any:
-    """A number of NumPy's, or of another kind, as the float that torch, a repr and the compiler know; all else as it is."""
+def python_number(received: Any) -> Any:
+    """Convert numbers of other libraries, such as NumPy's, to float; return anything else unchanged."""
     return float(received) if isinstance(received, Real) and type(received).__module__ != "builtins" else received
 
 
-def shortest(number: float) -> str:
-    """As a repr writes a number: 0.5 and 1 as they are, and no number as another one."""
+def format_number(number: float) -> str:
+    """The shortest text that reads back as exactly this number: 0.5, and 1 rather than 1.0."""
     short = f"{number:g}"
     return short if float(short) == number else repr(number)
 
 
-def non_negative_number(name: str, received: object, remedy: str = "") -> float:
-    """Comes back as a number of Python's own; one of NumPy's will do."""
-    number = plain_number(received)
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < float("inf"):
-        raise ValueError(f"{name} must be a finite number of at least 0; got {received!r}{remedy and '; ' + remedy}")
-    return number
+def non_negative_number(name: str, received: object, remedy: str = "", most: float = LARGEST_STRENGTH) -> float:
+    """Check a finite number from 0 to ``most``, and return it as a Python number; NumPy numbers are accepted."""
+    number = python_number(received)
+    real = isinstance(number, int | float) and not isinstance(number, bool)
+    if not real or not 0 <= number <= most:
+        limit = f" and at most {most:g}" if real and most < number < float("inf") else ""
+        raise ValueError(
+            f"{name} must be a finite number of at least 0{limit}; got {shown(received)}{remedy and '; ' + remedy}"
+        )
+    return number  # type: ignore[no-any-return]
 
 
 def generator(received: object) -> None:
-    """Where random numbers come from; a seed is not yet one."""
+    """Check a random generator; a seed is not one."""
     if received is not None and not isinstance(received, torch.Generator):
         got, seed = (received, int(received)) if isinstance(received, Integral) else (type(received).__name__, 0)
         raise ValueError(f"generator must be a torch.Generator or None; got {got}; use torch.Generator().manual_seed({seed})")
 
 
+def seed(received: object, remedy: str) -> int | None:
+    """Check a seed, an integer that every generator takes, or None, and return it as a Python number."""
+    if received is None:
+        return None
+    if isinstance(received, bool) or not isinstance(received, Integral) or not 0 <= int(received) < 2**63:
+        raise ValueError(f"seed must be an integer from 0 to 2**63 - 1, or None; got {shown(received)}; {remedy}")
+    return int(received)
+
+
+def without_inference_mode(received: Tensor) -> Tensor:
+    """A copy of a tensor made under torch.inference_mode, which autograd cannot use; anything else unchanged."""
+    if torch.compiler.is_compiling() or not isinstance(received, Tensor) or not received.is_inference():
+        return received
+    return received.clone()
+
+
+def dense(name: str, tensor: Tensor) -> None:
+    """Check that a tensor has values in memory: it is neither on the meta device, nor sparse or nested."""
+    if torch.compiler.is_compiling():
+        return
+    kind, remedy = "", "convert with .to_dense()"
+    if tensor.is_nested:
+        kind, remedy = "a nested tensor", "pad it to one size, torch.nested.to_padded_tensor(...)"
+    elif tensor.layout is not torch.strided:
+        kind = f"the layout {tensor.layout}"
+    elif tensor.is_meta:
+        kind, remedy = "a tensor on the meta device, which has no values", "create it on another device"
+    if kind:
+        raise ValueError(f"{name} must be an ordinary dense tensor; got {kind}; {remedy}")
+
+
 def batch(name: str, tensor: object, height: int | None = None, width: int | None = None) -> None:
-    """A floating-point batch ``(B, C, H, W)`` with at least one image, of the given size where one is given."""
+    """Check a floating-point batch ``(B, C, H, W)`` with at least one image, and its size if one is given."""
     if not isinstance(tensor, Tensor):
         remedy = f"convert with torch.as_tensor({name})"
         raise ValueError(f"{name} must be a tensor of shape (B, C, H, W); got {type(tensor).__name__}; {remedy}")
+    dense(name, tensor)
     if tensor.dim() != 4:
-        remedy = "; add what is missing: [None] for a single image, [:, None] for channels" if tensor.dim() == 3 else ""
+        remedy = "; add the missing dimension: [None] for a single image, [:, None] for channels" if tensor.dim() == 3 else ""
         raise ValueError(f"{name} must have shape (B, C, H, W); got {tuple(tensor.shape)}{remedy}")
     if tensor.dtype not in FLOATS:
         remedy = " (divide 8-bit images by 255)" if not tensor.is_floating_point() else ""
@@ -90,16 +138,15 @@ def batch(name: str, tensor: object, height: int | None = None, width: int | Non
         raise ValueError(f"{name} must hold at least one image; got shape {tuple(tensor.shape)}; skip empty batches")
     if height is not None and tuple(tensor.shape[-2:]) != (height, width):
         received = "x".join(map(str, tensor.shape[-2:]))
-        last = tuple(tensor.shape[1:3]) == (height, width)
+        channels_last = tuple(tensor.shape[1:3]) == (height, width)
         rows, columns = tensor.shape[-2:]
-        remedy = (
-            "bring channels forward with .permute(0, 3, 1, 2)" if last else f"use PixelGraph.grid({rows}, {columns}, radius)"
-        )
+        graph = f"use PixelGraph.grid({rows}, {columns}, radius)"
+        remedy = "move the channels forward with .permute(0, 3, 1, 2)" if channels_last else graph
         raise ValueError(f"{name} must be {height}x{width} pixels, the size of the graph; got {received}; {remedy}")
 
 
-def like(name: str, tensor: object, reference: Tensor) -> None:
-    """A covector or perturbation that belongs to the images ``reference``: same shape, dtype and device."""
+def like(name: str, tensor: object, reference: Tensor) -> Tensor:
+    """Check that a covector or perturbation has the shape, dtype and device of the images ``reference``, and return it."""
     batch(name, tensor)
     assert isinstance(tensor, Tensor)
     for what in ("shape", "dtype", "device"):
@@ -107,25 +154,27 @@ def like(name: str, tensor: object, reference: Tensor) -> None:
         if received != expected:
             remedy = f"; convert with .to({expected})" if what == "dtype" else ""
             raise ValueError(f"{name} must have the {what} of the images, {_plain(expected)}; got {_plain(received)}{remedy}")
+    return without_inference_mode(tensor)
 
 
 def finite(name: str, tensor: Tensor) -> None:
+    """Check that no value is NaN or infinite."""
     if values_are_visible(tensor) and not bool(torch.isfinite(tensor).all()):
         raise NotFiniteError(f"{name} must be finite; got {first_not_finite(tensor)}")
 
 
 def masses(name: str, images: Tensor, most: float = float("inf")) -> None:
-    """Images as masses on pixels: finite, never negative, and not above ``most``. Refused rather than clamped."""
+    """Check that images are finite, non-negative and at most ``most``. They are refused rather than clamped."""
     if not values_are_visible(images):
         return
     low, high = torch.aminmax(images.detach())
-    if bool((low >= 0) & (high < float("inf")) & (high <= most)):  # one look, and so one synchronization
+    if bool((low >= 0) & (high < float("inf")) & (high <= most)):  # one read, and so one synchronization
         return
     finite(name, images)
     if low < 0:
         raise ValueError(
             f"{name} must be non-negative masses; got a minimum of {low.item():.4g}; "
-            "hand over images in [0, 1] and put the normalization inside the model (wassersmooth.Normalized)"
+            "pass images in [0, 1] and put the normalization inside the model (wassersmooth.Normalized)"
         )
     raise ValueError(
         f"{name} must be in [0, 1]; got a maximum of {high.item():.6g}; "
@@ -134,31 +183,50 @@ def masses(name: str, images: Tensor, most: float = float("inf")) -> None:
 
 
 def pixels(name: str, images: Tensor) -> None:
-    """Images whose values are in [0, 1], or above by rounding: a resized white image need not be 1 exactly."""
+    """Check that images are in [0, 1], up to rounding: a resized white image need not be exactly 1."""
     masses(name, images, 1 + ROUNDING)
 
 
+def expected_pixels(name: str, images: Tensor) -> None:
+    """Check that images are finite, and warn once in a process where they are not in [0, 1]: eta then means something else."""
+    if not values_are_visible(images):
+        return
+    low, high = torch.aminmax(images.detach())
+    if bool((low >= 0) & (high <= 1 + ROUNDING)):  # one read, and so one synchronization
+        return
+    finite(name, images)
+    if "scale" not in _warned:
+        warnings.warn(
+            f"{name} are not in [0, 1] but from {low.item():.3g} to {high.item():.3g}, and eta counts in these units: "
+            "after transforms.Normalize with a std of 0.25, the penalty is 16 times weaker than for images in [0, 1]; take "
+            "transforms.Normalize(mean, std) out of the data, and train wassersmooth.Normalized(model, mean, std)",
+            stacklevel=2,
+        )
+        _warned.add("scale")
+
+
 def weights(received: Tensor, relations: int) -> None:
-    """One positive weight per neighbor relation."""
+    """Check that there is one positive weight per neighbor relation."""
+    dense("weight", received)
     if received.shape != (relations,) or received.dtype not in FLOATS:
         raise ValueError(
             f"weight must be a float tensor with one weight per relation, shape ({relations},); "
             f"got {tuple(received.shape)} of {received.dtype}"
         )
-    if values_are_visible(received) and not bool(((received > 0) & torch.isfinite(received)).all()):
+    if values_are_visible(received) and not bool((usable := (received > 0) & torch.isfinite(received)).all()):
         raise ValueError(
-            f"weight must be positive and finite; got a minimum of {received.min().item():.4g}; "
+            f"weight must be positive and finite; got {received[~usable][0].item():.4g}; "
             "learn the logarithm and pass .exp(), or leave the relation out with a smaller radius"
         )
 
 
 def extra(package: str, name: str, purpose: str) -> MissingExtraError:
-    """The error for a missing optional package; raised by the caller so that the traceback points there."""
+    """The error for a missing optional package. The caller raises it, so that the traceback points there."""
     return MissingExtraError(f"{purpose} needs the package {package}; install it with: pip install 'wassersmooth[{name}]'")
 
 
 def first_line(error: Exception, longest: int | None = None) -> str:
-    """What an error says, in one line of a complaint of our own; its kind where it says nothing."""
+    """The first line of an error's message, to quote in another one; its class name if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
 
 
@@ -167,29 +235,54 @@ def _plain(value: object) -> object:
 
 
 def first_not_finite(tensor: Tensor) -> str:
+    """The first NaN or infinity, and how many there are."""
     bad = ~torch.isfinite(tensor)
     return f"{tensor[bad].flatten()[0].item()} ({int(bad.sum())} of {tensor.numel()} values)"
 
 
 def strength(name: str, received: object) -> None:
-    """A float, or a 0-d tensor (which can change without a new compilation); finite and not negative."""
+    """Check a non-negative float or 0-d tensor whose square is a float32; a tensor can change without recompiling."""
     if not isinstance(received, Tensor):
         non_negative_number(name, received)
         return
+    dense(name, received)
     if received.dim() != 0 or not received.is_floating_point():
         raise ValueError(
             f"{name} must be a float or a floating-point tensor without dimensions; "
             f"got {received.dtype} of shape {tuple(received.shape)}"
         )
-    if values_are_visible(received) and not 0 <= received.item() < float("inf"):
-        raise ValueError(f"{name} must be finite and at least 0; got {received.item()}")
+    if values_are_visible(received) and not 0 <= received.item() <= LARGEST_STRENGTH:
+        raise ValueError(f"{name} must be finite, at least 0 and at most {LARGEST_STRENGTH:g}; got {received.item()}")
 
 
 def metric(received: object) -> None:
-    """Something that gives every image its cometric."""
+    """Check that an object has a ``cometric`` method."""
     if isinstance(received, type) or not callable(getattr(received, "cometric", None)):
-        got = f"the class {received.__name__} itself" if isinstance(received, type) else type(received).__name__
         raise ValueError(
-            f"metric must be a metric such as Euclidean() or Wasserstein(graph); got {got}; "
+            f"metric must be a metric such as Euclidean() or Wasserstein(graph); got {kind_of(received)}; "
             "a PixelGraph is wrapped as Wasserstein(graph)"
         )
+
+
+def function(name: str, received: object, signature: str, arguments: int, **keywords: object) -> None:
+    """Check that something can be called with so many arguments, as far as that is known without calling it."""
+    if isinstance(received, type) or not callable(received):
+        raise ValueError(f"{name} must be a function {signature}; got {kind_of(received)}; a lambda is one")
+    if torch.compiler.is_compiling():
+        return
+    try:
+        known = inspect.signature(getattr(received, "forward", received))
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        known.bind(*[None] * arguments, **keywords)
+    except TypeError as error:
+        raise ValueError(
+            f"{name} must be a function {signature}; got {shown(received, 40)}, which takes other arguments ({error}); "
+            "wrap it in a lambda"
+        ) from error
+
+
+def kind_of(received: object) -> str:
+    """The name of its type; a class is not one of its own instances."""
+    return f"the class {received.__name__} itself" if isinstance(received, type) else type(received).__name__

@@ -1,4 +1,4 @@
-"""Every complaint about models, what they return, and labels: what was received, what was expected, and the remedy."""
+"""Errors about models, their outputs and labels: each says what was received, what was expected, and the remedy."""
 
 from __future__ import annotations
 
@@ -7,26 +7,36 @@ import re
 import torch
 from torch import Tensor
 
-from wassersmooth._checks import NotFiniteError, finite, first_line, first_not_finite
+from wassersmooth._checks import NotFiniteError, dense, finite, first_line, first_not_finite
 from wassersmooth.visibility import values_are_visible
 
-# What torch says of operands of two types; other complaints have the word in them too.
-TWO_PRECISIONS = re.compile(r"same dtype|expected scalar type|Input type \(|mixed dtype")
+# How torch reports operands of two dtypes. The word "dtype" alone is not enough: other errors contain it, too.
+DTYPE_MISMATCH = re.compile(r"same dtype|expected scalar type|Input type \(|mixed dtype")
+
+# How torch reports a layer that was made for inputs of another size or number of channels.
+SHAPE_MISMATCH = re.compile(
+    r"shapes cannot be multiplied|same reduction dim|size mismatch|expected (input|weight).* to have|Expected \d+D"
+    r"|Given (normalized_shape|groups)"
+    r"|Kernel size can't be greater|Calculated padded input size|Output size is too small|[Pp]adding size should be"
+    r"|must match the size|running_mean should contain|num_channels|is invalid for input of size|more than 1 spatial element"
+    r"|must match the existing size|Dimension out of range"
+)
 
 
 def module(received: object) -> None:
+    """Check that a model is a module."""
     if not isinstance(received, torch.nn.Module):
         raise ValueError(f"model must be a torch.nn.Module; got {type(received).__name__}; wrap a function in a module")
 
 
-def made_for_gradients(model: torch.nn.Module) -> None:
-    """Parameters that can have gradients, and be used outside of inference mode at all."""
+def differentiable(model: torch.nn.Module) -> None:
+    """Check that the parameters are not inference tensors, which autograd cannot use."""
     if any(parameter.is_inference() for parameter in model.parameters()):
-        raise ValueError("the model was made under torch.inference_mode, and has no gradients; make it, or a copy, outside")
+        raise ValueError("the model was created in torch.inference_mode and cannot have gradients; create or copy it outside")
 
 
-def model_on(model: torch.nn.Module, images: Tensor) -> None:
-    """A model that has at least a part of itself where the images are (a model may span several devices)."""
+def same_device(model: torch.nn.Module, images: Tensor) -> None:
+    """Check that at least a part of the model is on the device of the images (a model may span several devices)."""
     module(model)
     devices = {tensor.device for group in (model.parameters(), model.buffers()) for tensor in group}
     if devices and images.device not in devices:
@@ -34,23 +44,44 @@ def model_on(model: torch.nn.Module, images: Tensor) -> None:
         raise ValueError(f"the model is on {found} and the images are on {images.device}; move one with .to(...)")
 
 
-def explain_precision(model: torch.nn.Module, images: Tensor, error: RuntimeError) -> None:
-    """Says in words of our own what torch says where a model and its images have different precisions."""
+def explain_dtype_mismatch(model: torch.nn.Module, images: Tensor, error: Exception) -> None:
+    """Raise a plainer error where torch failed because a model and its images have different dtypes."""
     held = (tensor for group in (model.parameters(), model.buffers()) for tensor in group)
     others = {tensor.dtype for tensor in held if tensor.is_floating_point()} - {images.dtype}
-    if not others or not TWO_PRECISIONS.search(str(error)):  # a model may cast by itself, and fail for another reason
+    if not others or not DTYPE_MISMATCH.search(str(error)):  # the model may cast by itself and fail for another reason
         return
     remedy = "model.float(), or a cast inside its forward" if images.dtype == torch.float32 else "images.float()"
     if others != {torch.float32} and images.dtype != torch.float32:
         remedy = "model.float() and images.float()"
     raise ValueError(
-        f"the model has parameters or buffers in {', '.join(sorted(map(str, others)))} and cannot answer images in "
+        f"the model has parameters or buffers in {', '.join(sorted(map(str, others)))} and cannot process images in "
         f"{images.dtype} ({first_line(error, 100)}); expected one precision; use {remedy}"
     ) from error
 
 
+def explain_shape_mismatch(images: Tensor, error: Exception) -> None:
+    """Raise a plainer error where torch failed because a model was made for images of another shape."""
+    if "more than 1 value per channel" in str(error):
+        raise ValueError(
+            f"a batch norm in training mode needs more than one value per channel; got a batch of {tuple(images.shape)}; use "
+            "larger batches, or model.eval()"
+        ) from error
+    if SHAPE_MISMATCH.search(str(error)):
+        raise unfit(images, error) from error
+
+
+def unfit(images: Tensor, error: Exception) -> ValueError:
+    """The error about a model that cannot process these images."""
+    last = images.dim() == 4 and images.shape[-1] <= 4 < images.shape[1]
+    forward = " (channels come first: .permute(0, 3, 1, 2))" if last else ""
+    return ValueError(
+        f"the model cannot process images of {' x '.join(map(str, images.shape[1:]))} ({first_line(error, 120)}); convert "
+        f"them to the channels and size that it was made for{forward}, or pass another model"
+    )
+
+
 def outputs(received: object, images: int) -> None:
-    """What a model returns: a tensor with one row per image."""
+    """Check that a model returns a tensor with one row per image."""
     if not isinstance(received, Tensor):
         raise ValueError(
             f"the model must return a tensor of outputs; got {type(received).__name__}; pick the logits in a wrapper"
@@ -61,7 +92,7 @@ def outputs(received: object, images: int) -> None:
 
 
 def _refuse_integers(outputs: Tensor) -> None:
-    """And yes or no: answers in place of scores. Complex outputs are for a loss of one's own."""
+    """Refuse integer and bool outputs, which are labels rather than scores. A custom loss may take complex outputs."""
     if not outputs.is_floating_point() and not outputs.is_complex():
         raise ValueError(
             f"the model must return floating-point scores; got {outputs.dtype}; return them before .long() or argmax, "
@@ -70,16 +101,16 @@ def _refuse_integers(outputs: Tensor) -> None:
 
 
 def depends_on_images(received: Tensor) -> None:
-    """Outputs that a gradient with respect to the images can come from."""
+    """Check that the outputs can be differentiated with respect to the images."""
     if not received.requires_grad:
         raise ValueError(
-            "the outputs do not depend on the images in a way that can be differentiated; "
+            "the outputs do not depend on the images in a differentiable way; "
             "look for .detach(), torch.no_grad(), rounding or an argmax in the model"
         )
 
 
 def logits(received: object, images: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Outputs of a classifier: finite scores ``(B, K)`` for K >= 2 classes, with every label among the classes."""
+    """Check that a classifier returns finite scores ``(B, K)`` with K >= 2, and that every label is below K."""
     if not isinstance(received, Tensor) or received.dim() != 2 or len(received) != len(images) or received.shape[1] < 2:
         got = tuple(received.shape) if isinstance(received, Tensor) else f"{type(received).__name__}; return the logits alone"
         single = isinstance(received, Tensor) and received.shape[1:] == (1,)
@@ -100,10 +131,12 @@ def logits(received: object, images: Tensor, labels: Tensor | None = None) -> Te
 
 
 def class_labels(received: object, images: Tensor) -> None:
-    """One class index per image, on the device of the images."""
+    """Check that there is one class index per image, on the device of the images."""
     expected = f"an integer tensor of shape ({len(images)},), one class index per image"
     if not isinstance(received, Tensor):
         raise ValueError(f"labels must be {expected}; got {type(received).__name__}; convert with torch.as_tensor(labels)")
+    if received.device == images.device:  # a tensor elsewhere is told so below
+        dense("labels", received)
     if received.shape != (len(images),) or received.dtype != torch.int64:
         one_each = received.shape == (len(images),)
         if received.is_floating_point():
@@ -111,30 +144,31 @@ def class_labels(received: object, images: Tensor) -> None:
             remedy = "; convert with .long()" if one_each else soft
         else:
             single = received.shape == (len(images), 1)
-            remedy = "; convert with .long()" if one_each else "; take the dimension off with .squeeze(1)" if single else ""
+            remedy = "; convert with .long()" if one_each else "; remove the dimension with .squeeze(1)" if single else ""
         raise ValueError(f"labels must be {expected} (int64); got {tuple(received.shape)} of {received.dtype}{remedy}")
     if received.device != images.device:
         raise ValueError(f"labels must be on the device of the images, {images.device}; got {received.device}")
 
 
 def labels(received: object, images: Tensor) -> None:
-    """One label per image: class indices, or a row of targets. The number of classes is not known yet."""
+    """Check that there is one class index or one row of targets per image; the number of classes is not known yet."""
     if not isinstance(received, Tensor):
         raise ValueError(f"labels must be a tensor; got {type(received).__name__}; convert with torch.as_tensor(labels)")
+    if received.device == images.device:  # a tensor elsewhere is told so below
+        dense("labels", received)
     if received.dim() == 0 or len(received) != len(images):
         length = "a single number" if received.dim() == 0 else f"{len(received)} labels"
         raise ValueError(f"labels must match the images, one for each of {len(images)}; got {length}")
     if received.device != images.device:
-        raise ValueError(f"labels must be where the images are, on {images.device}; got {received.device}; use .to()")
+        raise ValueError(f"labels must be on the device of the images, {images.device}; got {received.device}; use .to()")
 
 
 def labels_for_outputs(received: Tensor, outputs: Tensor, softmax: bool = False) -> None:
-    """Labels that fit outputs of shape (B, k): indices below k, or targets of the same shape."""
+    """Check that labels fit outputs of shape (B, k): indices below k, or targets of the same shape."""
     if outputs.dim() != 2:
         remedy = "add a dimension, outputs[:, None]" if outputs.dim() == 1 else "flatten them"
         raise ValueError(
-            f"the model must return outputs of shape (B, classes); got {tuple(outputs.shape)}; "
-            f"{remedy}, or pass a loss of your own"
+            f"the model must return outputs of shape (B, classes); got {tuple(outputs.shape)}; {remedy}, or pass your own loss"
         )
     classes = outputs.shape[1]
     if softmax and classes < 2:
@@ -167,20 +201,48 @@ def labels_for_outputs(received: Tensor, outputs: Tensor, softmax: bool = False)
                 "a single output takes float targets (B, 1)",
             )
             raise ValueError(
-                f"labels must be in 0..{classes - 1}, by the model's outputs; got {int(low)}..{int(high)}; "
+                f"labels must be in 0..{classes - 1}, since the model has {classes} outputs; got {int(low)}..{int(high)}; "
                 f"{single if classes == 1 else several}"
             )
 
 
 def per_image_losses(received: object, images: int) -> None:
-    """What a loss returns: one finite value per image."""
+    """Check that a loss returns one finite value per image."""
     if not isinstance(received, Tensor) or received.shape != (images,):
         shape = f"shape {tuple(received.shape)}" if isinstance(received, Tensor) else type(received).__name__
         several = isinstance(received, Tensor) and received.dim() > 1 and len(received) == images
         remedy = "average over the rest, .flatten(1).mean(1)" if several else "use reduction='none'"
         raise ValueError(f"loss must return one value per image, shape ({images},); got {shape}; {remedy}")
+    finite_losses(received)
+
+
+def finite_losses(received: Tensor) -> None:
+    """Check that no loss is NaN or infinite."""
     if values_are_visible(received) and not bool(torch.isfinite(received).all()):
         raise NotFiniteError(
             f"the loss must be finite; got {first_not_finite(received.detach())}; "
             "lower the learning rate or eta, or look for NaN in the model's parameters"
+        )
+
+
+def depends_on_outputs(received: Tensor) -> None:
+    """Check that a loss, or what else of the outputs a penalty is of, can be differentiated."""
+    if not received.requires_grad:
+        raise ValueError(
+            "what is penalized does not depend on the outputs in a differentiable way; look for .detach(), torch.no_grad(), "
+            "rounding or an argmax in the loss, or in what was given as of="
+        )
+
+
+def per_image_penalties(received: object, images: int) -> None:
+    """Check that a penalty has one finite value per image."""
+    if not isinstance(received, Tensor) or received.shape != (images,):
+        shape = f"shape {tuple(received.shape)}" if isinstance(received, Tensor) else type(received).__name__
+        raise ValueError(
+            f"penalty must return one value per image, shape ({images},); got {shape}; sum over the rest, .flatten(1).sum(1)"
+        )
+    if values_are_visible(received) and not bool(torch.isfinite(received).all()):
+        raise NotFiniteError(
+            f"the penalty must be finite; got {first_not_finite(received.detach())}; look for a division by zero, or a root "
+            "or a logarithm of zero in it, or lower the learning rate"
         )

@@ -1,4 +1,7 @@
-"""The command line: parses and calls. What the commands do is written in `study/commands.py`."""
+"""The command line: parses and calls. What the commands do is written in `study/commands.py`.
+
+An experiment has its own commands and runs them here too: the same one-line errors, the same exit codes.
+"""
 
 from __future__ import annotations
 
@@ -9,99 +12,136 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from importlib import metadata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tyro
-
-from wassersmooth._checks import MissingExtraError
-from wassersmooth.study import presets
-from wassersmooth.study.commands import COMMANDS, StudyCommand
+import wassersmooth
+from wassersmooth import _checks
 from wassersmooth.study.errors import StudyError
 
-PROGRAM = "wassersmooth"
-DESCRIPTION = """\
-usage: wassersmooth COMMAND [OPTIONS]
+COMMANDS: Mapping[str, Any] = {}
+MISSING: _checks.MissingExtraError | None = None
+try:
+    import tyro
 
+    from wassersmooth.study import presets, provenance
+    from wassersmooth.study.commands import COMMANDS, StudyCommand
+except ModuleNotFoundError as error:
+    package = str(error.name).partition(".")[0]
+    if package == "wassersmooth":
+        raise
+    MISSING = _checks.extra(package, "study", "the command line")
+
+PROGRAM = "wassersmooth"
+LONGEST_WORD = 400  # characters that a message repeats of what it was given
+DESCRIPTION = """\
 Wasserstein smoothness for image classifiers: the paper's study as one command, and an honest measurement of robustness.
 Begin with `wassersmooth reproduce`; `wassersmooth COMMAND --help` is the manual of a command.
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 0, 1 for a run that had to stop, 2 for bad input."""
+@dataclass(frozen=True)
+class Program:
+    """Commands under one name: ``wassersmooth``, or an experiment.
+
+    Attributes:
+        name: what a user types before the command.
+        description: shown above the list of commands.
+        commands: by name, a class whose fields are the flags, whose docstring is the manual, and whose call does the work.
+    """
+
+    name: str = PROGRAM
+    description: str = DESCRIPTION
+    commands: Mapping[str, Any] = field(default_factory=lambda: COMMANDS)
+
+
+WASSERSMOOTH = Program()
+
+
+def main(arguments: Sequence[str] | None = None, program: Program = WASSERSMOOTH) -> int:
+    """Run a command and return its exit code: 0, 1 for a run that had to stop, 2 for bad input."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         try:
-            return _run(given)
+            return _run(given, program)
         finally:
             if sys.stdout is not None:  # None where the caller has closed it
-                sys.stdout.flush()  # here, also when a manual ends in SystemExit: at the interpreter's end nobody catches it
-    except BrokenPipeError:  # the reader had enough, as `head` does: no reason to complain
+                sys.stdout.flush()  # also after a manual, which ends in SystemExit: at exit no error can be caught
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does: not an error
         _discard_output()
         return 141
     except OSError as error:
-        # a refused write to an open stream has one of these numbers, and no name
+        # a failed write to an open stream has one of these numbers, and no file name
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF) or error.filename is not None:
             raise
         _discard_output()
-        return _complain(f"the output cannot be written ({error.strerror}); free some space, or send it elsewhere", 1)
+        return _print_error(
+            f"the output cannot be written ({error.strerror}); free some space, or send it elsewhere", 1, program
+        )
 
 
-def _run(given: list[str]) -> int:
+def _run(given: list[str], program: Program) -> int:
     try:
-        parse(given)()
+        parse(given, program)()
     except StudyError as error:
-        return _complain(str(error), error.exit_code)
-    except MissingExtraError as error:
-        return _complain(str(error), 2)
+        return _print_error(_without_passwords(str(error), given), error.exit_code, program)
+    except _checks.MissingExtraError as error:
+        return _print_error(str(error), 2, program)
     except KeyboardInterrupt:
-        return _complain("interrupted; what was finished is saved, and the same command goes on from there", 130)
+        return _print_error("interrupted; what was finished is saved, and the same command continues from there", 130, program)
     return 0
 
 
-def parse(arguments: list[str]) -> Callable[[], None]:
-    """The command with its values: flags go before the configuration file, and that before the preset."""
+def parse(arguments: list[str], program: Program = WASSERSMOOTH) -> Callable[[], None]:
+    """The command with its values: flags override the configuration file, which overrides the preset."""
+    if arguments[:1] == ["--version"]:
+        return lambda: print(f"{PROGRAM} {wassersmooth.__version__}")
+    if MISSING is not None:
+        raise MISSING
     if not arguments or arguments[0] in ("-h", "--help"):
-        return _show_commands
-    if arguments[0] == "--version":
-        return lambda: print(f"{PROGRAM} {metadata.version(PROGRAM)}")
+        return lambda: _show_commands(program)
     name, *rest = arguments
-    if name not in COMMANDS:
-        raise StudyError(f"the command must be one of {', '.join(COMMANDS)}; got {name!r}; see {PROGRAM} --help")
-    command = COMMANDS[name]
-    options: dict[str, Any] = {"prog": f"{PROGRAM} {name}", "config": (tyro.conf.OmitArgPrefixes,)}
+    if name not in program.commands:
+        raise StudyError(f"the command must be one of {', '.join(program.commands)}; got {name!r}; see {program.name} --help")
+    command = program.commands[name]
+    options: dict[str, Any] = {"prog": f"{program.name} {name}", "config": (tyro.conf.OmitArgPrefixes,)}
     if issubclass(command, StudyCommand):
         options["config"] += (tyro.conf.FlagConversionOff,)  # where a preset says True, a flag must be able to say False
         options["default"] = _from_preset_and_file(command, rest)
-    complaints = io.StringIO()
+        rest = _with_value("--trust-code", rest)
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaints):
+        with contextlib.redirect_stderr(printed):
             parsed: Callable[[], None] = tyro.cli(command, args=rest, **options)
-            return parsed
+        if isinstance(parsed, StudyCommand) and _value_of("--model", rest) is None:
+            parsed.refuse_code_of_file()
+        return parsed
     except SystemExit as stop:
         if not stop.code:
             raise
-    raise StudyError(f"{_one_line(complaints.getvalue())}; see {PROGRAM} {name} --help")
+    if (hidden := [provenance.without_password(word) for word in rest]) != rest:
+        parse([name, *hidden], program)  # complains alike; a long URL would be broken into lines, password and all
+    raise StudyError(f"{_one_line(printed.getvalue())}; see {program.name} {name} --help")
 
 
-def _show_commands() -> None:
-    first_lines = {name: str(command.__doc__).splitlines()[0] for name, command in COMMANDS.items()}
-    print(DESCRIPTION)
+def _show_commands(program: Program) -> None:
+    first_lines = {name: str(command.__doc__).splitlines()[0] for name, command in program.commands.items()}
+    print(f"usage: {program.name} COMMAND [OPTIONS]\n\n{program.description}")
     print("\n".join(f"  {name:10} {line}" for name, line in first_lines.items()))
 
 
 def _from_preset_and_file(command: type[StudyCommand], arguments: list[str]) -> StudyCommand:
-    preset = _value_of("--preset", arguments) or StudyCommand.preset
+    preset = _value_of("--preset", arguments) or command.preset
     named = _value_of("--config", arguments)
     config = None if named is None else Path(named)
-    return dataclasses.replace(presets.with_both(command(), preset, config), preset=preset, config=config)
+    study = presets.with_both(command(), preset, config, command.preset_folder)
+    return dataclasses.replace(study, preset=preset, config=config)
 
 
 def _one_line(box: str) -> str:
-    """tyro draws a complaint as a box of several parts; the first says what is wrong, and one may suggest flags."""
+    """The error in tyro's box of several parts: the first says what is wrong, and one may suggest flags."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     plain = re.sub(r"(?m)^[│|╭╰+]─?|[│|╮╯+]\s*$", "", plain)  # a terminal without Unicode has + - | for the frame
     parts = [" ".join(part.split()) for part in re.split(r"[─-]{4,}", plain)]
@@ -112,7 +152,7 @@ def _one_line(box: str) -> str:
 
 
 def _value_of(flag: str, arguments: list[str]) -> str | None:
-    """What follows a flag, before tyro reads everything: the other defaults depend on it. As with tyro, the last one counts."""
+    """The value of a flag, read before tyro parses the rest, whose defaults depend on it. As with tyro, the last one counts."""
     found = None
     for index, argument in enumerate(arguments):
         if argument == flag and index + 1 < len(arguments):
@@ -122,13 +162,27 @@ def _value_of(flag: str, arguments: list[str]) -> str | None:
     return found
 
 
+def _with_value(flag: str, arguments: list[str]) -> list[str]:
+    """The arguments with True after a flag that stands alone, as it may where no preset can set it."""
+    words: list[str] = []
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):  # there may be no arguments
+        words += [word, "True"] if word == flag and following not in ("True", "False") else [word]
+    return words
+
+
 def _discard_output() -> None:
-    """What is still buffered would fail again when the interpreter ends, with a traceback of its own."""
+    """Discard what is still buffered: writing it at interpreter exit would fail again, with a traceback."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
 
 
-def _complain(message: str, code: int) -> int:
-    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
+def _without_passwords(message: str, given: list[str]) -> str:
+    """The message without the password of a --storage, which an error of a database or of the parser may repeat."""
+    return message if MISSING is not None else provenance.without_passwords(message, given)  # then no command has run
+
+
+def _print_error(message: str, code: int, program: Program) -> int:
+    short = (word if len(word) <= LONGEST_WORD else f"{word[:100]}...{word[-40:]}" for word in message.split())
+    print(f"{program.name}: {' '.join(short)}", file=sys.stderr)
     return code

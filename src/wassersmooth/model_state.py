@@ -1,7 +1,7 @@
-"""Leaving a model as it was found: buffers, random state, modes, flags and accumulated gradients.
+"""The state of a model and of the random generators, saved and restored.
 
-A forward pass has side effects: batch-norm updates running statistics, dropout moves the random state. Measurements must
-leave none (:func:`untouched`), and several passes over one batch must have those of a single one, from one random state.
+A forward pass has side effects: batch-norm updates running statistics, dropout advances the random state. A measurement must
+leave none (:func:`preserve_state`). Several passes over one batch must together have the side effects of a single pass.
 """
 
 from __future__ import annotations
@@ -9,55 +9,58 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from wassersmooth import _model_checks
+from wassersmooth._torch_internals import buffer_table, own_tensors
 
-_turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # not on the models, which are copied and pickled
+# Not attributes of the models, because models are copied and pickled and locks cannot be.
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
-def places(model: nn.Module) -> dict[str, str]:
-    """Where parameters and buffers are held -> the name of each in ``named_parameters()`` and ``named_buffers()``.
+def canonical_names(model: nn.Module) -> dict[str, str]:
+    """Map every path to a parameter or buffer to its name in ``named_parameters()`` or ``named_buffers()``.
 
-    A weight that two layers share has two places. A layer with two names has one: ``torch.func.functional_call``, left to
-    find the other name itself, would not put the layer's own tensors back.
+    A weight that two layers share has two paths. A layer with two names has one: ``torch.func.functional_call`` with
+    ``tie_weights=True``, which adds the other, would not put the layer's own tensors back afterwards.
     """
     names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     found = {}
     for path, module in model.named_modules():
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                found[f"{path}.{name}" if path else name] = names[id(tensor)]
+        for name, tensor in own_tensors(module):
+            found[f"{path}.{name}" if path else name] = names[id(tensor)]
     return found
 
 
-class HeldBuffers:
-    """Which tensor each module holds as which buffer. A pass may change them in place, or put others in their place.
+class BufferReferences:
+    """The tensor objects that the modules hold as buffers. A pass may change them in place or replace them by others.
 
-    A module that gains a buffer in a pass keeps it: a cache that it knows of by other means may not vanish.
+    A module that gains a buffer in a pass keeps it, since the buffer may be a cache that other attributes refer to.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        own = [module._buffers for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]  # fixed there
-        self.found = [(buffers, dict(buffers)) for buffers in own]
+        # A ScriptModule cannot replace its buffers.
+        tables = [buffer_table(module) for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+        self.saved = [(buffers, dict(buffers)) for buffers in tables]
 
-    def put_back(self) -> None:
-        """The same tensors at the same places; what is in them is not touched."""
-        for buffers, found in self.found:
-            buffers.update(found)
+    def restore(self) -> None:
+        """Put the same tensors back, without changing their values."""
+        for buffers, saved in self.saved:
+            buffers.update(saved)
 
 
 def is_expanded(tensor: Tensor) -> bool:
-    """Whether it shows one place in memory several times. Torch does not write to such a tensor."""
-    strided = tensor.layout is torch.strided  # others have no strides to ask for
+    """Whether several elements share one memory location. Torch refuses to write to such a tensor."""
+    strided = tensor.layout is torch.strided  # other layouts have no strides
     return strided and any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def writable(held: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the values of a tensor can be written, and these: of an expanded one, each place in memory once."""
+def writable_views(held: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of ``held`` and ``values`` through which values can be copied; an expanded tensor has each location once."""
     if not is_expanded(held):
         return held, values
     part = tuple(slice(1) if stride == 0 else slice(None) for stride in held.stride())
@@ -65,7 +68,7 @@ def writable(held: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class RandomState:
-    """The state of the generators that a pass over these images draws from."""
+    """The state of the generators that a pass over images on this device draws from."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -78,51 +81,65 @@ class RandomState:
             torch.cuda.set_rng_state(self.cuda, self.device)
 
 
-def answer(model: nn.Module, images: Tensor) -> Tensor:
-    """What the model says to a copy of the images, since some models normalize what they are given in place."""
+def logits_of(outputs: Any) -> Any:
+    """The ``logits`` of an object that has them, which is what Hugging Face models return; anything else unchanged."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    logits = getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else outputs
+
+
+def call_model(model: nn.Module, images: Tensor, *constants: Any) -> Tensor:
+    """The model's outputs for a copy of the images, since some models normalize their input in place.
+
+    Arguments:
+        constants: further arguments of the model.
+    """
     try:
-        outputs: Tensor = model(images.clone())
-    except RuntimeError as error:
-        _model_checks.explain_precision(model, images, error)
+        outputs: Tensor = logits_of(model(images.clone(), *constants))
+    except (RuntimeError, IndexError, ValueError) as error:  # batch norms raise ValueError
+        _model_checks.explain_dtype_mismatch(model, images, error)
+        _model_checks.explain_shape_mismatch(images, error)
+        _model_checks.same_device(model, images)  # only now: a model may move its parts when it is called
         raise
     return outputs
 
 
-def seed_passes(device: torch.device, seed: int) -> None:
-    """Decides what passes over images on this device draw from here on; whoever calls it puts the state back."""
+def seed_rng(device: torch.device, seed: int) -> None:
+    """Seed the generators that passes over images on this device draw from; the caller restores the state."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
 
 
-def turn(model: nn.Module) -> threading.RLock:
-    """The lock of whoever changes the state of this model for a while; a thread that has it may take it again.
+def model_lock(model: nn.Module) -> threading.RLock:
+    """The reentrant lock to hold while changing the state of this model.
 
-    It belongs to the first layer with weights, so a model and its wrappers (Normalized, DataParallel, torch.compile) have one.
+    It belongs to the first layer with weights, so a model and its wrappers (Normalized, DataParallel, torch.compile) share it.
     """
     first = next((layer for layer in model.modules() if next(layer.parameters(recurse=False), None) is not None), model)
-    return _turns.setdefault(first, threading.RLock())
+    return _locks.setdefault(first, threading.RLock())
 
 
 @contextmanager
-def untouched(model: nn.Module, device: torch.device, frozen: bool = True) -> Iterator[None]:
-    """Restores everything a measurement may move, also after an exception.
+def preserve_state(model: nn.Module, device: torch.device, frozen: bool = True) -> Iterator[None]:
+    """Restore buffers, random state, modes, requires_grad flags and accumulated gradients on exit, also after an exception.
 
-    Threads that measure one model take turns: one would else save the flags that another has cleared for a while. Not covered:
-    a thread that trains the model meanwhile, models that share other layers than the first one with weights, and the global
-    random state, which all models share. Whoever waits inside for a thread that wants this turn waits for ever, as do two that
-    measure each other's model inside a measurement of their own.
+    Threads that measure one model take turns: otherwise one would save the flags that another has cleared temporarily. Not
+    covered: a thread that trains the model meanwhile, models that share layers other than the first one with weights, and the
+    global random state, which all models share. Waiting inside for a thread that needs the lock of this model deadlocks, as
+    do two threads that each measure the other's model inside a measurement.
 
     Arguments:
         model: any module.
-        device: where the images are; the random state of that device is restored too.
+        device: of the images; the random state of that device is restored, too.
         frozen: parameters do not require grad inside, which makes input gradients cheaper.
     """
-    _model_checks.made_for_gradients(model)
-    with turn(model):
+    _model_checks.differentiable(model)
+    with model_lock(model):
         random_state = RandomState(device)
-        held = HeldBuffers(model)
+        held = BufferReferences(model)
         buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         modes = [(module, module.training) for module in model.modules()]
         flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
@@ -134,11 +151,11 @@ def untouched(model: nn.Module, device: torch.device, frozen: bool = True) -> It
             yield
         finally:
             random_state.restore()
-            held.put_back()
+            held.restore()
             for buffer, saved in buffers:
-                # Not the buffer itself: backward of an earlier pass would miss its version.
-                there, values = writable(buffer.data, saved)
-                there.copy_(values)
+                # Through .data, which leaves the version counter alone: backward of an earlier pass still checks it.
+                target, values = writable_views(buffer.data, saved)
+                target.copy_(values)
             for module, training in modes:
                 module.training = training
             for parameter, flag in flags:

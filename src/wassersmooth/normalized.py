@@ -8,17 +8,17 @@ from numbers import Real
 import torch
 from torch import Tensor, fx, nn
 
-from wassersmooth import _model_checks
+from wassersmooth import _checks, _model_checks
 
 
 class Normalized(nn.Module):
     """``model((images - mean) / std)``, channel by channel.
 
-    Its forward pass looks at no values: noise, and attacks in normalized units, may leave [0, 1].
+    The forward pass does not check that images are in [0, 1]: noise, and attacks in normalized units, may leave it.
 
     Arguments:
         model: the classifier that expects normalized images.
-        mean, std: one number per channel, in pixel units (0 to 1); a single one is for all channels.
+        mean, std: one number per channel, in pixel units (0 to 1); a single number is used for all channels.
     """
 
     mean: Tensor
@@ -34,14 +34,18 @@ class Normalized(nn.Module):
             raise ValueError(f"mean must be in [0, 1], as the images are; got {means}; divide mean and std of bytes by 255")
         if max(stds) > 1:
             raise ValueError(f"std must be at most 1, as images are in [0, 1]; got {stds}; divide mean and std of bytes by 255")
-        if min(stds) <= 0:
-            raise ValueError(f"std must be positive; got {min(stds):g}; a constant channel is normalized with std 1")
+        smallest = max(torch.finfo(dtype).tiny for dtype in (torch.float32, *_float_dtypes(model)))
+        if min(stds) < smallest:  # its inverse would be infinite in the dtype of the model
+            raise ValueError(
+                f"std must be positive, at least {smallest:.2g} for this model; got {min(stds):g}; "
+                "a constant channel is normalized with std 1"
+            )
         self.model = model
         self.register_buffer("mean", torch.tensor(means).reshape(-1, 1, 1))
         self.register_buffer("std", torch.tensor(stds).reshape(-1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        _check_channels(images, len(self.mean))  # or one channel would be broadcast to three
+        _check_channels(images, len(self.mean))  # otherwise one channel would be broadcast to three
         outputs: Tensor = self.model((images - self.mean.to(images.dtype)) / self.std.to(images.dtype))
         return outputs
 
@@ -50,37 +54,51 @@ class Normalized(nn.Module):
 
 
 def find_normalization(model: nn.Module) -> Normalized | None:
-    """The first normalization inside a model, also when it is wrapped (DDP, DataParallel, torch.compile); None without one."""
+    """The first normalization inside a model, also inside wrappers (DDP, DataParallel, torch.compile), or None."""
     return next((module for module in model.modules() if isinstance(module, Normalized)), None)
 
 
 def find_units(model: nn.Module) -> list[Normalized]:
-    """The normalizations inside a model that differ in their std, the first of each: more than one have no common units."""
+    """The first normalization inside a model with each distinct std. If there are several, there are no common units."""
     found = [module for module in model.modules() if isinstance(module, Normalized)]
-    if len(found) < 2:  # as nearly always, and on CUDA a look at numbers waits for the device
+    if len(found) < 2:  # the usual case, in which no values are read: on CUDA that waits for the device
         return found
     by_std: dict[tuple[float, ...], Normalized] = {}
-    for one in found:
-        std = tuple(one.std.flatten().tolist())
-        by_std.setdefault(std[:1] if len(set(std)) == 1 else std, one)
+    for module in found:
+        std = tuple(module.std.flatten().tolist())
+        by_std.setdefault(std[:1] if len(set(std)) == 1 else std, module)
     return list(by_std.values())
 
 
-@fx.wrap  # symbolic tracing writes the call down, since it cannot follow a decision by a shape
+@fx.wrap  # symbolic tracing records the call, since it cannot follow a branch on a shape
 def _check_channels(images: Tensor, numbers: int) -> None:
+    if not isinstance(images, Tensor):
+        raise ValueError(
+            f"images must be a tensor (B, C, H, W); got {type(images).__name__}; convert with torch.as_tensor(images)"
+        )
     if not images.is_floating_point():
         raise ValueError(f"images must be floating-point numbers in [0, 1]; got {images.dtype}; use images.float() / 255")
-    # compared by !=, since the compiler does not see an unknown size in a tuple
+    # The size is compared by !=, since the compiler does not handle a symbolic size in a tuple comparison.
     if images.dim() < 3 or (numbers != 1 and images.shape[-3] != numbers):
         raise ValueError(
             f"images must have shape (B, {numbers if numbers > 1 else 'C'}, H, W) for {numbers} mean(s) and std(s); "
-            f"got {tuple(images.shape)}; give Normalized one number per channel, or other images"
+            f"got {tuple(images.shape)}; give Normalized one number per channel, or pass other images"
         )
+
+
+def _float_dtypes(model: nn.Module) -> set[torch.dtype]:
+    held = (tensor for group in (model.parameters(), model.buffers()) for tensor in group)
+    return {tensor.dtype for tensor in held if tensor.is_floating_point()}
 
 
 def _per_channel(name: str, value: Sequence[float] | float) -> list[float]:
     single = isinstance(value, Real) or getattr(value, "ndim", None) == 0  # of Python, NumPy or torch
-    numbers = [float(value)] if single else [float(number) for number in value]  # type: ignore[arg-type, union-attr]
-    if not numbers or not all(abs(number) < float("inf") for number in numbers):
-        raise ValueError(f"{name} must be one finite number per channel; got {value!r}")
+    try:
+        numbers = [float(value)] if single else [float(number) for number in value]  # type: ignore[arg-type, union-attr]
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # what is no sequence, or holds what is no number
+        numbers = []
+    if not numbers or isinstance(value, str | bool) or not all(abs(number) < float("inf") for number in numbers):
+        raise ValueError(
+            f"{name} must be one finite number per channel; got {_checks.shown(value)}; for instance [0.5, 0.5, 0.5]"
+        )
     return numbers

@@ -1,33 +1,32 @@
-"""Whether tensors have values now that anybody may look at.
+"""Whether the values of tensors can be read now.
 
-A look costs a synchronization on CUDA, so values are checked in eager mode only: not while compiling, not while a CUDA graph
-is captured, and not under ``torch.func`` transforms, where a tensor has no single value to look at.
+Values are checked in eager mode only: not while compiling, not while a CUDA graph is captured, where reading them would
+synchronize, and not under ``torch.func`` transforms, where a tensor has no single value.
 """
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import Tensor
 
+from wassersmooth._torch_internals import is_tracing, transformed
+
 
 def values_are_visible(*tensors: Tensor) -> bool:
-    """Whether the numbers in these tensors may be looked at now."""
-    return not recording(*tensors) and not any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
+    """Whether the values of these tensors can be read now."""
+    return not recording(*tensors) and not transformed(*tensors)
 
 
 def recording(*tensors: Tensor) -> bool:
-    """Whether operations are being written down for later, by the compiler, a tracer, or into a CUDA graph."""
+    """Whether operations are being recorded for later, by the compiler, by a tracer, or into a CUDA graph."""
     return tracing() or capturing(*tensors)
 
 
 def tracing() -> bool:
-    """Whether the compiler or a tracer writes operations down: then tensors have no values."""
-    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")  # slow to import; who has not, does not trace
-    return torch.compiler.is_compiling() or (tracer is not None and tracer.get_proxy_mode() is not None)
+    """Whether the compiler or a tracer is recording operations: tensors then have no values."""
+    return torch.compiler.is_compiling() or is_tracing()
 
 
 def capturing(*tensors: Tensor) -> bool:
-    """Whether a CUDA graph is being captured: tensors have values, but none may be looked at, or come from the CPU."""
+    """Whether a CUDA graph is being captured: tensors have values, but none can be read, or copied from the CPU."""
     return any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing()

@@ -36,7 +36,7 @@ BAD_IMAGES: dict[str, tuple[Tensor, str]] = {
     "wrong width": (torch.ones(2, 3, 4, 6), "6"),
     "wrong height": (torch.ones(2, 3, 7, 5), "7"),
     "transposed": (torch.ones(2, 3, 5, 4), r"5x4; use PixelGraph\.grid\(5, 4, radius\)"),
-    "channels last": (torch.ones(2, 4, 5, 3), r"bring channels forward with \.permute\(0, 3, 1, 2\)"),
+    "channels last": (torch.ones(2, 4, 5, 3), r"move the channels forward with \.permute\(0, 3, 1, 2\)"),
     "empty batch": (torch.ones(0, 3, 4, 5), r"0"),
     "no channels": (torch.ones(2, 0, 4, 5), r"0"),
     "int64": (torch.ones(2, 3, 4, 5, dtype=torch.int64), "int64"),

@@ -219,7 +219,7 @@ def test_a_hessian_that_is_to_be_differentiated_is_refused(name: str, device: st
     tensors = {"x": x, "a": a, "b": b, "weights": weights}
     tensors[name].requires_grad_()
     metric, field = case.metric(weights), field_of(case)
-    with pytest.raises(ValueError, match=rf"required by .*{name}; hand over \.detach\(\)"):
+    with pytest.raises(ValueError, match=rf"required by .*{name}; pass \.detach\(\)"):
         ws.calculus.hessian(field, x, a, b, metric)
     with torch.no_grad():
         expected = ws.calculus.hessian(field, x, a, b, metric)
@@ -324,7 +324,7 @@ def test_beltrami_of_a_cut_image_is_defined_with_mass(device: str) -> None:
 
 
 def test_beltrami_at_dark_pixels_that_do_not_cut_is_the_smooth_extension(device: str) -> None:
-    """The arithmetic mean is not degenerate at a dark pixel beside lit ones (maths.md h)."""
+    """The arithmetic mean of an edge is not degenerate at a dark pixel next to lit ones (docs/maths.md, section 1)."""
     case = OperatorCase(height=3, width=3, batch=1)
     x, field = case.images(device=device), field_of(case)
     x[0, 0, 1, 1] = 0.0
@@ -332,7 +332,7 @@ def test_beltrami_at_dark_pixels_that_do_not_cut_is_the_smooth_extension(device:
     assert_each_matches(ws.calculus.laplacian(field, x, case.metric(), kind="beltrami"), np.array([expected]), 1e-8)
 
 
-def test_additive_laplacian_of_a_cut_image_is_fine(device: str) -> None:
+def test_additive_laplacian_of_a_disconnected_image(device: str) -> None:
     case = OperatorCase(height=2, width=6, neighborhood="disk", batch=1, dark="half")
     x, field = case.images(device=device), field_of(case)
     expected = np.trace(case.matrices(x)[0] @ field.hessian(rows(x)[0]))
@@ -352,7 +352,7 @@ def test_caller_and_functions_without_dependence_on_x(device: str) -> None:
 
 @pytest.mark.parametrize("name", ["v", "a", "b"])
 def test_vectors_that_create_mass_are_refused_by_name(name: str) -> None:
-    """Their length is infinite, so no geodesic has them as its velocity: at a and b, for the Hessian and what bends it."""
+    """Their length is infinite, so no geodesic has them as its velocity; also as a and b of the Hessian and of Gamma."""
     case = OperatorCase(height=3, width=3, batch=1)
     x, field = torch.ones(case.shape, dtype=torch.float64), field_of(case)
     vectors = dict(zip("ab", tangents(case, "cpu"), strict=True)) | {name: 0.01 * x}
@@ -369,7 +369,7 @@ def test_vectors_that_create_mass_are_refused_by_name(name: str) -> None:
         assert torch.isfinite(call(replace(case, mass=0.1).metric())).all(), "mass may appear there"
 
 
-def test_a_velocity_that_is_not_a_number_is_called_that() -> None:
+def test_a_velocity_of_nan_is_refused_as_not_finite() -> None:
     x = torch.ones(1, 1, 3, 3, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"^v must be finite; got nan"):
         ws.calculus.exp_map(x, x * torch.nan, OperatorCase(height=3, width=3).metric())

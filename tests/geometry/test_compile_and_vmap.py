@@ -45,6 +45,7 @@ def fresh_compiler() -> None:
 # aot_eager traces forward and backward completely and skips the slow code generation, which one test below covers.
 
 
+@pytest.mark.slow
 @over(TRACED)
 @pytest.mark.parametrize("make", [quad_of, mv_of], ids=["quad", "mv"])
 def test_compiles_without_graph_breaks(case: OperatorCase, make: Maker, device: str) -> None:
@@ -54,6 +55,7 @@ def test_compiles_without_graph_breaks(case: OperatorCase, make: Maker, device: 
     assert_matches(compiled(x, v), function(x, v), 1e-12)
 
 
+@pytest.mark.slow
 @over(TRACED)
 def test_compiled_gradients(case: OperatorCase, device: str) -> None:
     """In v, and in the weights where they are learned, the graph being built inside the compiled function."""
@@ -72,6 +74,7 @@ def test_compiled_gradients(case: OperatorCase, device: str) -> None:
         assert_matches(a, e, 1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 def test_compiles_with_the_default_backend(dtype: torch.dtype, device: str) -> None:
     case = OperatorCase(radius=4, height=12, width=11, channels=2)
@@ -91,7 +94,8 @@ def test_value_checks_are_left_out_while_compiling(device: str) -> None:
     assert_matches(compiled(-x, v), -function(x, v), 1e-10)
 
 
-def test_learned_weights_are_not_looked_at_while_compiling(device: str) -> None:
+@pytest.mark.slow
+def test_learned_weights_are_not_read_while_compiling(device: str) -> None:
     case = OperatorCase(weight="tensor", radius=2)
     weights = case.weight_tensor().to(device).requires_grad_()
     metric = case.metric(weights)
@@ -120,7 +124,7 @@ def test_vmap_over_images(case: OperatorCase, make: Maker, device: str) -> None:
 
 @over(TRACED)
 def test_vmap_over_covectors_of_one_batch(case: OperatorCase, device: str) -> None:
-    """Many directions at the same images: the cometric is made outside or inside of vmap."""
+    """Many directions at the same images, with the cometric made outside or inside of vmap."""
     metric, x = case.metric(), case.images(device=device)
     directions = torch.stack([case.covectors(device=device, seed=seed) for seed in range(4)])
     expected = torch.stack([metric.cometric(x).mv(v) for v in directions])

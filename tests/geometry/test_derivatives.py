@@ -37,7 +37,7 @@ def applied(case: OperatorCase, x: Tensor, v: Tensor, weights: Tensor | None = N
 
 
 def problem(case: OperatorCase, device: str) -> tuple[Tensor, ...]:
-    """(x, v) or (x, v, weights), all asking for derivatives; x stays away from the border x = 0 of the domain."""
+    """(x, v) or (x, v, weights), all of which require grad; x stays away from the border x = 0 of the domain."""
     inputs = [case.images(device=device) + 0.2, case.covectors(device=device)]
     if case.weight == "tensor":
         inputs.append(case.weight_tensor().to(device))
@@ -52,7 +52,7 @@ def test_gradient_of_quad_in_v_is_twice_mv(case: OperatorCase, device: str) -> N
     assert_matches(gradient, 2 * cometric.mv(v), 1e-10)
 
 
-@over([case for case in CASES if not case.euclidean])
+@over([case for case in CASES if not case.constant])
 def test_gradient_of_quad_in_x(case: OperatorCase, device: str) -> None:
     """L is affine in x, so d quad / d x_k = v' (L(x + e_k) - L(x)) v exactly, also at dark pixels."""
     x, v = case.images(device=device).requires_grad_(), case.covectors(device=device)
@@ -94,7 +94,7 @@ def test_gradcheck(case: OperatorCase, device: str) -> None:
     assert gradcheck(lambda *args: applied(case, *args), inputs)
 
 
-@over([case for case in CASES if not case.euclidean])
+@over([case for case in CASES if not case.constant])
 def test_mixed_second_derivatives(case: OperatorCase, device: str) -> None:
     """d/dv of b.(d/dx c'L(x)v) is L'(b)c, L' the linear part of L; quad is the same with c = v, twice."""
     x, v = case.images(device=device).requires_grad_(), case.covectors(device=device).requires_grad_()
@@ -111,7 +111,7 @@ def test_mixed_second_derivatives(case: OperatorCase, device: str) -> None:
 
 @over(CHECKED)
 def test_first_derivatives_can_be_differentiated(case: OperatorCase, device: str) -> None:
-    """gradgradcheck passes over a derivative that was detached on the way; a penalty would not train through it."""
+    """gradgradcheck does not notice a detached derivative, through which a penalty would not train."""
     inputs = problem(case, device)
     for function in (quadratic, applied):
         value = function(case, *inputs)

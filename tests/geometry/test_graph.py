@@ -10,8 +10,8 @@ import torch
 import wassersmooth as ws
 from tests import oracles
 from tests.compare import assert_matches
-from tests.operator_case import WASSERSTEIN_CASES, OperatorCase, lopsided, over
-from wassersmooth.geometry import stencil
+from tests.operator_case import WASSERSTEIN_CASES, OperatorCase, over
+from wassersmooth.geometry import laplacian_maps
 from wassersmooth.geometry.neighbor_sum import Direct, Disk, relation_sum
 
 
@@ -40,12 +40,12 @@ def test_weight_function_is_called_at_representatives_only() -> None:
 
     def weight(dy: int, dx: int) -> float:
         called.append((dy, dx))
-        return lopsided(dy, dx)
+        return oracles.lopsided_weight(dy, dx)
 
     graph = ws.PixelGraph.grid(8, 8, 2, weight=weight)
     assert set(called) == set(oracles.representatives(2, "square"))
     for dy, dx, value in graph.relations:
-        assert float(value) == pytest.approx(lopsided(dy, dx), rel=1e-12)
+        assert float(value) == pytest.approx(oracles.lopsided_weight(dy, dx), rel=1e-12)
 
 
 def test_weight_tensor_is_taken_in_the_order_of_the_relations() -> None:
@@ -74,7 +74,7 @@ def test_attributes() -> None:
     assert tuple(graph.node_volumes.shape) == (6, 7)
 
 
-def test_repr_names_what_was_asked_for() -> None:
+def test_repr_shows_the_arguments() -> None:
     text = repr(ws.PixelGraph.grid(6, 7, radius=3, neighborhood="disk", weight="gaussian"))
     for part in ("PixelGraph", "6", "7", "3", "disk", "gaussian"):
         assert part in text
@@ -119,8 +119,8 @@ def test_deep_copy_of_learned_weights_stays_learnable() -> None:
 
 @pytest.mark.parametrize("gradients", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("neighborhood", ["square", "disk"])
-def test_learned_weights_are_followed_when_an_optimizer_moves_them(neighborhood: str, gradients: bool) -> None:
-    """An optimizer writes into the tensor. Nothing remembered from before the step may answer after it."""
+def test_learned_weights_are_followed_when_an_optimizer_changes_them(neighborhood: str, gradients: bool) -> None:
+    """An optimizer writes into the tensor. Nothing cached before the step may be used after it."""
     case = OperatorCase(weight="tensor", radius=2, neighborhood=neighborhood, scale="paper")
     x, v = case.images(), case.covectors()
     weights = torch.nn.Parameter(case.weight_tensor())
@@ -139,8 +139,8 @@ def test_learned_weights_are_followed_when_an_optimizer_moves_them(neighborhood:
             assert_matches(actual, expected, 1e-10)
 
 
-def test_weights_that_are_frozen_and_thawed_are_followed() -> None:
-    """Learned, frozen and used, then learned on and frozen again: also a shallow copy that was made in between."""
+def test_weights_that_are_frozen_and_unfrozen_are_followed() -> None:
+    """Learned, frozen and used, then learned again and frozen: also a shallow copy that was made in between."""
     case = OperatorCase(weight="tensor", radius=2, scale="paper")
     x, v = case.images(), case.covectors()
     weights = torch.nn.Parameter(case.weight_tensor())
@@ -174,7 +174,7 @@ def test_weights_that_are_learned_only_after_the_graph_was_built() -> None:
 
 @pytest.mark.parametrize("made_inside", [False, True], ids=["made before", "made inside"])
 @pytest.mark.parametrize("weight", ["constant", "gaussian", "function", "tensor"])
-def test_what_inference_mode_has_seen_can_be_differentiated_afterwards(weight: str, made_inside: bool, device: str) -> None:
+def test_a_graph_used_in_inference_mode_can_be_differentiated_afterwards(weight: str, made_inside: bool, device: str) -> None:
     case = OperatorCase(weight=weight, radius=2)
     metric = case.metric()
 
@@ -194,7 +194,7 @@ def test_what_inference_mode_has_seen_can_be_differentiated_afterwards(weight: s
     assert_matches(seen, x.grad, 1e-12)
 
 
-def test_a_kernel_that_inference_mode_moves_to_a_device_is_for_every_mode() -> None:
+def test_a_kernel_copied_to_a_device_in_inference_mode_works_in_every_mode() -> None:
     graph = OperatorCase(weight="function", radius=2, height=6, width=6).graph()
     assert isinstance(graph.stencil, Direct)
     with torch.inference_mode():
@@ -205,7 +205,7 @@ def test_a_kernel_that_inference_mode_moves_to_a_device_is_for_every_mode() -> N
 
 @pytest.mark.parametrize("value", [-0.25, 0.0, float("nan")])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_an_optimizer_that_leaves_the_positive_weights_is_told(value: float, frozen: bool) -> None:
+def test_weights_that_an_optimizer_has_made_negative_are_refused(value: float, frozen: bool) -> None:
     weights = torch.nn.Parameter(torch.ones(4))
     metric, x = ws.Wasserstein(ws.PixelGraph.grid(4, 4, 1, weight=weights)), torch.rand(1, 1, 4, 4)
     with torch.no_grad():
@@ -255,8 +255,8 @@ def test_disks_are_summed_as_by_a_loop_over_their_relations(height: int, width: 
     graph = ws.PixelGraph.grid(height, width, radius, neighborhood="disk")
     assert isinstance(graph.stencil, Disk)
     assert_matches(graph.neighbor_sum(u), relation_sum(graph.weighted_offsets(u), u), 1e-12)
-    assert_matches(stencil.apply(graph, u, v), stencil.apply_by_edges(graph, u, v), 1e-12)
-    assert_matches(stencil.carre_du_champ(graph, u, v), stencil.carre_du_champ_by_edges(graph, u, v), 1e-12)
+    assert_matches(laplacian_maps.apply(graph, u, v), laplacian_maps.apply_by_edges(graph, u, v), 1e-12)
+    assert_matches(laplacian_maps.carre_du_champ(graph, u, v), laplacian_maps.carre_du_champ_by_edges(graph, u, v), 1e-12)
 
 
 def test_square_and_disk_are_the_same_operator_when_they_cover_the_image() -> None:
@@ -270,7 +270,9 @@ def test_square_and_disk_are_the_same_operator_when_they_cover_the_image() -> No
 def test_common_factor_of_the_weights_cancels_in_unit_scale_and_stays_in_paper_scale() -> None:
     """u = x/s loses a factor of omega, and omega u gets it back: L/S is invariant. S and L_paper grow with it."""
     x = torch.rand(1, 1, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    small, large = (ws.PixelGraph.grid(4, 5, 2, weight=lambda dy, dx, c=c: c * lopsided(dy, dx)) for c in (1.0, 7.0))
+    small, large = (
+        ws.PixelGraph.grid(4, 5, 2, weight=lambda dy, dx, c=c: c * oracles.lopsided_weight(dy, dx)) for c in (1.0, 7.0)
+    )
     unit = [ws.Wasserstein(graph).cometric(x).as_matrix() for graph in (small, large)]
     paper = [ws.Wasserstein(graph, scale="paper").cometric(x).as_matrix() for graph in (small, large)]
     assert_matches(unit[1], unit[0], 1e-12)
@@ -285,3 +287,42 @@ def test_a_graph_with_computed_weights_can_be_copied() -> None:
     assert copied.weights is graph.weights
     leaf = ws.PixelGraph.grid(6, 6, radius=2, weight=torch.ones(12, requires_grad=True))
     assert copy.deepcopy(leaf).weights is not leaf.weights
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-200, 1e-38, 3.0, 1e38, 1e200, 1e300])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("learned", [False, True])
+def test_unit_scale_does_not_depend_on_the_size_of_the_weights(size: float, dtype: torch.dtype, learned: bool) -> None:
+    case = OperatorCase(radius=2, weight="tensor", mass=0.2)
+    x, v, weights = case.images(dtype), case.covectors(dtype), case.weight_tensor()
+
+    def results(weights: torch.Tensor) -> list[torch.Tensor]:
+        graph = case.graph(weights)
+        L = case.metric(weights).cometric(x)
+        generator = torch.Generator().manual_seed(0)
+        drift = ws.calculus.beltrami_drift(x, case.metric(weights))
+        made = [L.mv(v), L.quad(v), L.diagonal(), L.as_matrix(), L.sample(generator), L.solve(v), L.logdet(), drift]
+        return [*made, graph.node_volumes, L.kappa(v)]
+
+    for scaled, plain in zip(results((size * weights).requires_grad_(learned)), results(weights), strict=True):
+        assert_matches(scaled, plain, 1e-12 if dtype == torch.float64 else 2e-5)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-38, 1e38, 1e200])
+def test_paper_scale_is_linear_in_the_weights_and_both_scales_have_their_derivatives(size: float) -> None:
+    for scale, degree in (("paper", 1), ("unit", 0)):
+        case = OperatorCase(radius=2, weight="tensor", scale=scale, batch=1)
+        x, v, slopes = case.images(), case.covectors(), []
+        for factor in (1.0, size):
+            weights = (factor * case.weight_tensor()).requires_grad_()
+            quad = case.metric(weights).cometric(x).quad(v) / factor**degree
+            quad.backward()
+            slopes.append((quad.detach(), weights.grad * factor))
+        assert_matches(slopes[1][0], slopes[0][0], 1e-12)
+        assert_matches(slopes[1][1], slopes[0][1], 1e-11)
+
+
+def test_a_weight_that_is_not_a_number_is_the_one_that_the_error_shows() -> None:
+    for bad in (float("inf"), float("nan"), -2.0, 0.0):
+        with pytest.raises(ValueError, match=rf"weight must be positive and finite; got {bad:g};"):
+            ws.PixelGraph.grid(2, 3, 1, weight=lambda dy, dx, bad=bad: bad if dx < 0 else 1.0)

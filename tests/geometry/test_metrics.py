@@ -99,7 +99,7 @@ class TestValues:
         assert repr(twin) == repr(metric)
         assert torch.equal(twin.cometric(x).mv(v), metric.cometric(x).mv(v))  # type: ignore[attr-defined]
 
-    def test_lives_inside_a_module(self, metric: object, device: str) -> None:
+    def test_can_be_part_of_a_module(self, metric: object, device: str) -> None:
         """A model that keeps a metric can be copied and saved."""
         module = torch.nn.Linear(2, 2)
         module.metric = metric
@@ -116,7 +116,7 @@ def test_repr_shows_every_option() -> None:
 
 @over(CASES)
 def test_dtype_follows_the_image_and_precision_with_it(case: OperatorCase, device: str) -> None:
-    """One metric for both dtypes: what is remembered for float32 must not be used for float64."""
+    """One metric for both dtypes: what is cached for float32 must not be used for float64."""
     metric = case.metric()
     low, high = case.images(torch.float32, device), case.images(torch.float64, device)
     assert metric.cometric(low).mv(case.covectors(torch.float32, device)).dtype == torch.float32
@@ -149,7 +149,7 @@ def test_one_metric_serves_two_devices(metric: object) -> None:
 
 @over(CASES)
 def test_works_without_gradients(case: OperatorCase, device: str) -> None:
-    """A metric first used in inference mode still serves training: it may not remember an inference tensor."""
+    """A metric first used in inference mode can still be trained with: it must not cache an inference tensor."""
     metric = case.metric()
     with torch.inference_mode():
         metric.cometric(case.images(device=device)).quad(case.covectors(device=device))

@@ -16,7 +16,7 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 def size_of(case: OperatorCase, device: str) -> float:
-    """Largest diagonal entry of the operator: the unit in which a zero is judged."""
+    """The largest diagonal entry of the operator, relative to which zeros are compared."""
     return float(case.metric().cometric(case.images(device=device)).diagonal().max())
 
 
@@ -53,7 +53,7 @@ def test_positive_semidefinite(case: OperatorCase, device: str) -> None:
 
 
 @given(case=strategies.conserving_cases())
-def test_constants_of_each_channel_are_killed(case: OperatorCase, device: str) -> None:
+def test_constants_of_each_channel_are_in_the_kernel(case: OperatorCase, device: str) -> None:
     cometric = case.metric().cometric(case.images(device=device))
     constant = case.covectors(device=device).mean((2, 3), keepdim=True).expand(case.shape)
     unit = size_of(case, device) * float(constant.abs().max())
@@ -143,7 +143,7 @@ def test_shift_equivariant_inside(shift: tuple[int, int], weight: str, device: s
 
 
 @given(case=strategies.operator_cases())
-def test_batch_items_and_channels_do_not_see_each_other(case: OperatorCase, device: str) -> None:
+def test_batch_items_and_channels_are_independent(case: OperatorCase, device: str) -> None:
     metric, x, v = case.metric(), case.images(device=device), case.covectors(device=device)
     whole = metric.cometric(x).mv(v)
     for b in range(case.batch):

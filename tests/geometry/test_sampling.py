@@ -56,7 +56,7 @@ def test_images_of_a_batch_and_channels_get_independent_noise(device: str, seede
 
 
 @over(SAMPLED)
-def test_seed_decides(case: OperatorCase, device: str, seeded: Seeded) -> None:
+def test_the_seed_determines_the_sample(case: OperatorCase, device: str, seeded: Seeded) -> None:
     cometric = case.metric().cometric(case.images(device=device))
     first, again, other = (cometric.sample(generator=seeded(seed)) for seed in (3, 3, 4))
     assert first.shape == case.shape
@@ -70,7 +70,7 @@ def test_consecutive_draws_differ(device: str, generator: torch.Generator) -> No
     assert not torch.equal(cometric.sample(generator=generator), cometric.sample(generator=generator))
 
 
-def test_own_generator_leaves_the_global_state_alone(device: str, generator: torch.Generator) -> None:
+def test_a_generator_leaves_the_global_state_unchanged(device: str, generator: torch.Generator) -> None:
     case = SAMPLED[0]
     cometric = case.metric().cometric(case.images(device=device))
     before = torch.get_rng_state()
@@ -78,7 +78,7 @@ def test_own_generator_leaves_the_global_state_alone(device: str, generator: tor
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_without_generator_the_global_seed_decides(device: str) -> None:
+def test_without_a_generator_the_global_seed_determines_the_sample(device: str) -> None:
     case = SAMPLED[0]
     cometric = case.metric().cometric(case.images(device=device))
     draws = []

@@ -1,4 +1,4 @@
-"""solve, norm_sq, logdet and logdet_estimate against dense pseudo-inverses; images that cut the graph, or nearly do."""
+"""solve, norm_sq, logdet and logdet_estimate against dense pseudo-inverses, also on (nearly) disconnected images."""
 
 import math
 import warnings
@@ -21,7 +21,7 @@ Array = np.ndarray
 # Conjugate gradients stop at a residual, so the answer is as good as that residual times the condition number.
 SOLVE_TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-3}
 
-# Two lit pixels far apart with four neighbors each: rank 8 of 64 (maths.md h).
+# Two lit pixels far apart with four neighbors each: rank 8 of 64 (docs/maths.md, section 1).
 TWO_LIGHTS = OperatorCase(height=8, width=8, neighborhood="disk", batch=1)
 
 
@@ -123,7 +123,7 @@ def test_threshold_of_the_range(dtype: torch.dtype, inside: float, outside: floa
 
 
 class TestComponents:
-    """Zero pixels cut the graph; each component conserves its own mass."""
+    """Zero pixels disconnect the graph; each component conserves its own mass."""
 
     def test_moving_within_one_component(self, device: str) -> None:
         x = two_lights(device=device)
@@ -140,7 +140,7 @@ class TestComponents:
         assert TWO_LIGHTS.metric().cometric(x).norm_sq(xi).item() == math.inf
 
     def test_small_component_beside_a_large_one(self, device: str) -> None:
-        """The threshold belongs to each component: 1e-6 of the whole may be all there is in one of them."""
+        """The threshold applies to each component: 1e-6 of the total may be all the mass of one of them."""
         x = two_lights(device=device)
         xi = torch.zeros_like(x)
         xi[0, 0, 2, 2], xi[0, 0, 2, 3] = -1.0, 1.0
@@ -196,14 +196,14 @@ NEARLY_CUT = [
 
 
 def with_a_dark_band(case: OperatorCase, decades: float, device: str) -> Tensor:
-    """So wide that nothing goes past it: the bright parts exchange mass through dark pixels alone."""
+    """A dark band wider than the radius: the bright parts exchange mass through dark pixels alone."""
     x = case.images(device=device)
     x[..., 3:9] *= 10.0**-decades
     return x
 
 
 def eliminated_norm_sq(L: Array, b: Array) -> float:
-    """b' L^+ b by elimination that adds positive numbers only, as Markov chains are solved: no digit is ever lost."""
+    """b' L^+ b by elimination that only adds positive numbers (as for Markov chains), so that no digits cancel."""
     conductance, b, total = np.maximum(-L, 0) * (1 - np.eye(len(L))), b.copy(), 0.0
     for k in range(len(b) - 1):
         rest = slice(k + 1, None)
@@ -218,7 +218,7 @@ def eliminated_norm_sq(L: Array, b: Array) -> float:
 @over(NEARLY_CUT)
 @pytest.mark.parametrize("decades", [4, 8, 12, 14])
 def test_norm_sq_across_decades_of_brightness(case: OperatorCase, decades: int, device: str) -> None:
-    """A dense solve in float64 is off by up to 100 % here, and so is a loop that never sees the true residual."""
+    """A dense solve in float64 is off by up to 100 % here, and so is an iteration without the true residual."""
     x = with_a_dark_band(case, decades, device)
     xi = in_range(case, x, case.covectors(device=device))
     expected = eliminated_norm_sq(case.matrices(x)[0], to_numpy(xi.flatten()))
@@ -228,6 +228,7 @@ def test_norm_sq_across_decades_of_brightness(case: OperatorCase, decades: int, 
     assert_each_matches(norm_sq, np.array([expected]), 1e-12)
 
 
+@pytest.mark.slow
 @over(NEARLY_CUT)
 @pytest.mark.parametrize("decades", [18, 25, 45, 100])
 def test_norm_sq_is_right_or_warns(case: OperatorCase, decades: int, device: str) -> None:
@@ -246,7 +247,7 @@ def test_norm_sq_is_right_or_warns(case: OperatorCase, decades: int, device: str
 @over(NEARLY_CUT)
 def test_solve_warns_where_float64_holds_no_solution_and_the_remedies_help(case: OperatorCase, device: str) -> None:
     x, b = with_a_dark_band(case, 12, device), case.covectors(device=device)
-    with pytest.warns(UserWarning, match=r"is about \d\.\de-\d+, where 1e-09 was asked for: .*clamp.*mass > 0$") as caught:
+    with pytest.warns(UserWarning, match=r"is about \d\.\de-\d+, above the tolerance of 1e-09: .*clamp.*mass > 0$") as caught:
         case.metric().cometric(x).solve(b)
     assert [warning.filename for warning in caught] == [__file__], "once, and it names the caller"
     with warnings.catch_warnings():
@@ -263,6 +264,7 @@ def test_solve_across_six_decades_of_brightness(case: OperatorCase, device: str)
     assert_matches(cometric.mv(cometric.solve(b)), b, 1e-9)
 
 
+@pytest.mark.slow
 def test_norm_sq_is_the_graph_benamou_brenier_distance(device: str) -> None:
     """On a path of four pixels: d^2 = eps^2 xi' L(middle)^+ xi (1 + O(eps^2)), with the constant exactly one."""
     case = OperatorCase(height=1, width=4, batch=1, scale="paper")
@@ -288,19 +290,135 @@ def test_euler_identity_of_logdet(case: OperatorCase, device: str) -> None:
     assert_matches(difference, rank * math.log(3.0), 1e-8, unit=case.size)
 
 
-ESTIMATED = [
-    OperatorCase(height=6, width=7, radius=2, channels=2),
-    OperatorCase(height=6, width=6, radius=2, neighborhood="disk", weight="gaussian", scale="paper", batch=1),
-    OperatorCase(height=6, width=6, mass=0.3, batch=1),
-    OperatorCase(height=6, width=6, neighborhood="disk", dark="half", batch=1),
+SCALED = [
+    OperatorCase(channels=2),
+    OperatorCase(neighborhood="disk", dark="half", scale="paper"),
+    OperatorCase(weight="tensor", radius=2, mass=0.3),
+    OperatorCase(neighborhood="disk", dark="half", mass=0.3),
+    OperatorCase(uniform=True),
 ]
 
 
+@over(SCALED)
+@pytest.mark.parametrize("decades", [-200, -30, -16, -14, 14, 16, 30, 200])
+class TestImagesOfAnySize:
+    """L(c x) with the mass c m is c L(x), however large or small c is."""
+
+    def scaled(self, case: OperatorCase, decades: int, device: str) -> tuple[ws.Wasserstein, Tensor, float]:
+        c = 10.0**decades
+        metric = replace(case, mass=c * case.mass).metric()
+        assert isinstance(metric, ws.Wasserstein)
+        return metric, c * case.images(device=device), c
+
+    def test_logdet_grows_by_the_rank(self, case: OperatorCase, decades: int, device: str) -> None:
+        metric, x, c = self.scaled(case, decades, device)
+        rank = np.array([float(V.shape[1]) for V in case.range_bases(case.images())])
+        expected = to_numpy(case.metric().cometric(case.images(device=device)).logdet()) + rank * math.log(c)
+        assert_each_matches(metric.cometric(x).logdet(), expected, 1e-12)
+        assert_each_matches(ws.calculus.log_volume(x, metric), -expected / 2, 1e-12)
+
+    def test_beltrami_drift_is_of_degree_0(self, case: OperatorCase, decades: int, device: str) -> None:
+        if case.dark == "half" and not case.mass:
+            pytest.skip("the drift is refused where zero pixels disconnect the image")
+        metric, x, _ = self.scaled(case, decades, device)
+        expected = ws.calculus.beltrami_drift(case.images(device=device), case.metric())
+        assert_matches(ws.calculus.beltrami_drift(x, metric), expected, 1e-9)
+
+    @pytest.mark.parametrize("b_decades", [-90, 0, 90])
+    def test_solve_and_norm_sq(self, case: OperatorCase, decades: int, b_decades: int, device: str) -> None:
+        if abs(2 * b_decades - decades) > 300:
+            pytest.skip("the squared length is beyond the range of float64")
+        metric, x, c = self.scaled(case, decades, device)
+        b = in_range(case, case.images(device=device), case.covectors(device=device))
+        cometric, one = metric.cometric(x), case.metric().cometric(case.images(device=device))
+        factor = 10.0**b_decades
+        assert_matches(cometric.solve(factor * b) * (c / factor), one.solve(b), 1e-9)
+        assert_each_matches(cometric.norm_sq(factor * b) * (c / factor) / factor, one.norm_sq(b), 1e-9)
+
+
+def test_a_squared_length_beyond_float64_is_infinite(device: str) -> None:
+    case = OperatorCase(batch=1)
+    b = 1e90 * in_range(case, case.images(device=device), case.covectors(device=device))
+    assert case.metric().cometric(1e-200 * case.images(device=device)).norm_sq(b).item() == math.inf
+
+
+@pytest.mark.parametrize("mass", [1e-12, 1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("dark", ["none", "half"])
+def test_a_mass_of_any_size_beside_the_image(mass: float, dark: str, device: str) -> None:
+    """The constants have the eigenvalue ``mass``, which is lost where it is added to much larger numbers."""
+    case = OperatorCase(neighborhood="disk", dark=dark, mass=mass)
+    x, b = case.images(device=device), case.covectors(device=device)
+    free = replace(case, mass=0.0)
+    spectra = [np.linalg.eigvalsh(V.T @ L @ V) for L, V in zip(free.matrices(x), free.range_bases(x), strict=True)]
+    expected = [np.log(mass + e).sum() + (case.size - len(e)) * math.log(mass) for e in spectra]
+    cometric = case.metric().cometric(x)
+    assert_each_matches(cometric.logdet(), np.array(expected), 1e-12)
+    constants = to_numpy(b - in_range(free, x, b)) / mass
+    rest = np.stack(
+        [
+            V @ np.linalg.solve(V.T @ L @ V + mass * np.eye(V.shape[1]), V.T @ to_numpy(v.flatten()))
+            for L, V, v in zip(free.matrices(x), free.range_bases(x), b, strict=True)
+        ]
+    ).reshape(case.shape)
+    assert_matches(cometric.solve(b), constants + rest, 1e-9)
+
+
+@over([OperatorCase(channels=2), OperatorCase(neighborhood="disk", dark="half"), OperatorCase(dark="scattered", scale="paper")])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("decades", [-30, 0, 30])
+def test_solve_of_the_kernel_is_zero(case: OperatorCase, dtype: torch.dtype, decades: int, device: str) -> None:
+    x = case.images(dtype, device)
+    cometric = case.metric().cometric(x)
+    labels = cometric.components().labels.reshape(x.shape)
+    for b in (torch.full_like(x, 3.7), (labels * 0.731 - 2.3).to(x)):
+        assert not cometric.solve(b * 10.0**decades).any()
+
+
+def test_logdet_refuses_or_warns_where_float64_is_not_enough(device: str) -> None:
+    x = torch.rand(1, 1, 6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+    metric = ws.Wasserstein(ws.PixelGraph.grid(6, 9, 1))
+    for decades in range(1, 40, 3):
+        dark = x.clone()
+        dark[..., 3:6] *= 10.0**-decades
+        expected = eliminated_logdet(to_numpy(metric.cometric(dark).as_matrix()[0]))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                value = metric.cometric(dark).logdet().item()
+            except ValueError as refused:
+                message = str(refused)
+                continue
+        assert caught or value == pytest.approx(expected, abs=1e-8)
+        assert not caught or decades > 4
+    assert "decades" in message
+    assert "mass > 0" in message
+
+
+def eliminated_logdet(L: Array) -> float:
+    """The logarithm of the product of the positive eigenvalues of a connected Laplacian, by elimination that only adds."""
+    conductance, total = np.maximum(-L, 0) * (1 - np.eye(len(L))), math.log(len(L))
+    for k in range(len(L) - 1):
+        rest = slice(k + 1, None)
+        degree = conductance[k, rest].sum()
+        total += math.log(degree)
+        conductance[rest, rest] += np.outer(conductance[k, rest], conductance[k, rest]) / degree
+    return total
+
+
+ESTIMATED = [
+    OperatorCase(height=8, width=9, radius=2, channels=2),
+    OperatorCase(height=8, width=9, radius=2, neighborhood="disk", weight="gaussian", scale="paper", batch=1),
+    OperatorCase(height=8, width=9, mass=0.3, batch=1),
+    OperatorCase(height=8, width=9, neighborhood="disk", dark="half", batch=1),
+]
+
+
+@pytest.mark.slow
 @over(ESTIMATED)
 def test_logdet_estimate_is_right_within_its_standard_error(
     case: OperatorCase, device: str, seeded: Callable[[int], torch.Generator]
 ) -> None:
-    """Thirty copies of an image, each with its own probes: no score is absurd, their spread neither large nor small."""
+    """Thirty copies of an image with different probes: no z-score is too large, and their spread is about 1."""
     copies = 30
     x = case.images(device=device)[:1]
     exact = case.metric().cometric(x).logdet()
@@ -313,13 +431,38 @@ def test_logdet_estimate_is_right_within_its_standard_error(
     assert 0.6 < np.sqrt(np.mean(np.square(scores))) < 1.6
 
 
-def test_more_probes_make_the_estimate_sharper(device: str, seeded: Callable[[int], torch.Generator]) -> None:
+@pytest.mark.parametrize("size", [(1, 2), (1, 3), (2, 2), (3, 3), (8, 8)])
+def test_logdet_estimate_of_a_tiny_image_is_exact(size: tuple[int, int], device: str) -> None:
+    """Two probes of two pixels agree half of the time: their spread says nothing about their error."""
+    case = OperatorCase(*size, neighborhood="disk", batch=3)
+    cometric = case.metric().cometric(case.images(device=device))
+    for probes in (1, 2):
+        value, standard_error = cometric.logdet_estimate(probes)
+        assert_each_matches(value, cometric.logdet(), 1e-12)
+        assert not standard_error.any()
+
+
+def test_logdet_estimate_knows_its_error_where_few_pixels_are_lit(
+    device: str, seeded: Callable[[int], torch.Generator]
+) -> None:
+    """Only the four neighbors of one pixel are connected with it, so random signs would often agree in what matters."""
+    case = OperatorCase(height=9, width=9, neighborhood="disk", batch=1)
+    x = torch.zeros(200, 1, 9, 9, dtype=torch.float64, device=device)
+    x[..., 0, 0] = 1.0
+    cometric = case.metric().cometric(x)
+    value, standard_error = cometric.logdet_estimate(3, generator=seeded(0))
+    assert (standard_error > 0).all()
+    assert (value - cometric.logdet()).mean().abs() < 4 * standard_error.square().mean().sqrt() / 200**0.5
+
+
+@pytest.mark.slow
+def test_more_probes_reduce_the_standard_error(device: str, seeded: Callable[[int], torch.Generator]) -> None:
     case = ESTIMATED[0]
     cometric = case.metric().cometric(case.images(device=device))
-    errors = [cometric.logdet_estimate(probes, generator=seeded(0))[1] for probes in (8, 128)]
+    errors = [cometric.logdet_estimate(probes, generator=seeded(0))[1] for probes in (8, 48)]
     ratio = to_numpy(errors[0] / errors[1])
-    assert (ratio > 2).all()
-    assert (ratio < 8).all()
+    assert (ratio > 1.2).all()
+    assert (ratio < 5).all()
 
 
 def test_logdet_estimate_is_reproducible(device: str, seeded: Callable[[int], torch.Generator]) -> None:
@@ -340,7 +483,7 @@ def test_empty_channel_has_no_logdet(method: str, device: str) -> None:
         getattr(case.metric().cometric(x), method)(*arguments)
 
 
-def test_empty_channel_with_mass_has_one(device: str) -> None:
+def test_empty_channel_with_mass_has_a_logdet(device: str) -> None:
     case = replace(OperatorCase(channels=2, batch=1), mass=0.5)
     x = case.images(device=device)
     x[0, 1] = 0.0

@@ -1,4 +1,4 @@
-"""The slow twins: scalar objectives from first-order gradients and dense matrices, differentiated by central differences."""
+"""Reference implementations: scalar objectives from first-order gradients and dense matrices, with central differences."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from wassersmooth.geometry.metrics import Metric
 
 
 def gradient_penalty(model: nn.Module, images: Tensor, labels: Tensor, metric: Metric, eta: float, of: str = "loss") -> Tensor:
-    """eta^2 * mean g' L g, with g by one ordinary backward pass and L as a dense matrix."""
+    """eta^2 * mean g' L g, with g by one backward pass and L as a dense matrix."""
     L = metric.cometric(images).as_matrix()
     x = images.detach().requires_grad_()
     outputs = model(x)

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from tests.learning.zoo import batch, make
 from wassersmooth import PixelGraph, Wasserstein
+from wassersmooth.learning.objective import Objective
 from wassersmooth.learning.objectives import DirectionalPenalty, GradientPenalty
-from wassersmooth.learning.terms import Objective
 from wassersmooth.learning.tikhonov import Tikhonov
 
 STEPS = 5

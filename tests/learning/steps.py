@@ -1,4 +1,6 @@
-"""A step by the fast way and by the ordinary one, and what a traced step is made of."""
+"""A compiled step and an eager one, and the operators of a traced step."""
+
+import copy
 
 import torch
 from torch import fx, nn
@@ -6,10 +8,10 @@ from torch import fx, nn
 from tests.compare import assert_matches
 from tests.learning.central import flat
 from tests.learning.zoo import CLASSES
-from wassersmooth.learning import losses
-from wassersmooth.learning.fast import FastGradients, step_graph
-from wassersmooth.learning.tracing.traceable import loss_of, penalty_of, strength_of
-from wassersmooth.learning.tracing.traced import plain_step
+from wassersmooth.learning.compiled import prepared_step
+from wassersmooth.learning.compiled.fast_gradients import FastGradients
+from wassersmooth.learning.compiled.joint_graph import StepArguments, trace_elementary
+from wassersmooth.learning.compiled.metric_op import MetricHandle
 
 
 def traced(objective, model, **options):
@@ -20,7 +22,7 @@ def gradients(model):
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
 
 
-def ordinary(objective, model, images, labels, generator=None):
+def eager(objective, model, images, labels, generator=None):
     model.zero_grad()
     terms = objective(model, images, labels, generator)
     terms.total.backward()
@@ -28,7 +30,7 @@ def ordinary(objective, model, images, labels, generator=None):
 
 
 def assert_same_step(received, expected, model, twin, tolerance):
-    """Terms, gradients and buffers of a step of the model are those of the ordinary step of its twin."""
+    """Terms, gradients and buffers of a step of the model are those of the eager step of its twin."""
     for one, other in zip(received, expected, strict=True):
         assert_matches(one, other, tolerance)
         assert not one.requires_grad
@@ -37,15 +39,22 @@ def assert_same_step(received, expected, model, twin, tolerance):
         assert_matches(one, other, min(tolerance, 1e-12))
 
 
-def state_of(model):
-    return [[tensor.detach() for tensor in tensors] for tensors in (model.parameters(), model.buffers())]
-
-
-def step_function(objective, model, images, labels) -> fx.GraphModule:
-    """The traced step of an objective, not yet compiled."""
-    plain = plain_step(model, losses.resolve(loss_of(objective)), images, labels)
+def step_graph(objective, model, images, labels) -> tuple[fx.GraphModule, StepArguments]:
+    """The traced step of an objective, not compiled, and its arguments."""
+    spec = objective.step_spec()
+    kind, penalty = prepared_step.STEPS[type(spec.penalty)], spec.penalty
+    handle = MetricHandle(None if penalty is None else penalty.norm)
+    eta = images.new_tensor(0.0 if penalty is None else penalty.eta)
+    state = [[tensor.detach() for tensor in tensors] for tensors in (model.parameters(), model.buffers())]
     with torch.no_grad():
-        return step_graph(plain, penalty_of(objective), images, labels, strength_of(objective, images), state_of(model))
+        outputs = copy.deepcopy(model)(images)
+        probes = [()] if penalty is None or penalty.draw is None else penalty.draw(model, images, labels, outputs, None)
+    joint = kind.trace(spec, model, images, labels, outputs, probes[0])
+    arguments = StepArguments(images, [], [labels], eta, handle.tensor, *state, probes)
+    with torch.no_grad():
+        graph = trace_elementary(kind.make_step(spec, joint, arguments), arguments)
+    graph.meta["handle"] = handle  # the metric is found as long as it exists
+    return graph, arguments
 
 
 def convolutions(layers):

@@ -12,25 +12,23 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from tests.learning.distributed_case import CASES, STEPS, batches, model_of, step
 from tests.learning.zoo import batch, smooth_net
-from wassersmooth import Euclidean
+from wassersmooth import Euclidean, FastGradients
 from wassersmooth.learning.objectives import GradientPenalty
 from wassersmooth.learning.tikhonov import Tikhonov
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
 
 
-def run_two_processes(path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    worker = ["-m", "tests.learning.distributed_worker", str(path)]
-    done = subprocess.run(
-        [*command, *worker], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False
-    )
+def run_two_processes(*worker):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", *worker]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    return torch.load(path)
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_gradients_of_one_on_the_joined_batch(tmp_path):
-    found = run_two_processes(tmp_path / "gradients.pt")
+    run_two_processes("tests.learning.distributed_worker", str(tmp_path / "gradients.pt"))
+    found = torch.load(tmp_path / "gradients.pt")
     for name, case in CASES.items():
         model = model_of(case)
         tolerance = 1e-6 if "finite" in name else 1e-10
@@ -40,6 +38,10 @@ def test_two_processes_have_the_gradients_of_one_on_the_joined_batch(tmp_path):
             error = float((received - gradient).abs().max() / gradient.abs().max())
             assert error <= tolerance, f"{name}: {error:.2e}"
     assert "static_graph=False" in found["refused"]
+
+
+def test_fast_gradients_of_two_processes_are_those_of_eager_steps():
+    run_two_processes("tests.learning.fast_distributed_worker")
 
 
 @pytest.fixture
@@ -67,6 +69,13 @@ def wrapped(model):
 def test_fsdp_is_refused_before_torch_fails(shard, objective, group_of_one):
     with pytest.raises(ValueError, match=r"under FSDP are not supported.*DistributedDataParallel"):
         objective(shard(smooth_net()), *batch())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore::FutureWarning")
+@pytest.mark.parametrize("shard", [sharded, wrapped])
+def test_fsdp_has_no_fast_gradients(shard, group_of_one):
+    with pytest.raises(ValueError, match=r"under FSDP are not supported.*DistributedDataParallel"):
+        FastGradients(GradientPenalty(Euclidean(), 0.5), shard(smooth_net()))
 
 
 def test_a_name_alone_is_no_fsdp():

@@ -5,13 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.learning.test_hygiene import moody_net, same, state
+from tests.learning.test_hygiene import same, state, stateful_net
 from tests.learning.zoo import batch, make, smooth_net
 from tests.robustness.small_models import Around
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
-from wassersmooth.learning.agreement import gap
 from wassersmooth.learning.doctor import doctor
-from wassersmooth.learning.engines import FiniteDifference
 from wassersmooth.learning.objectives import GradientPenalty
 from wassersmooth.normalized import Normalized
 
@@ -40,6 +38,7 @@ def test_a_healthy_model(device):
     assert f"engine='{diagnosis.engine}'" in table
 
 
+@pytest.mark.filterwarnings("ignore:images are not in")
 def test_values_and_normalization(device):
     model, (images, labels) = smooth_net(device), batch(device=device)
     bytes_ = doctor(model, images * 255, labels, repeats=1)
@@ -85,7 +84,7 @@ class Grid(nn.Module):
 
 class Distances(nn.Module):
     def forward(self, x):
-        return torch.cdist(x.flatten(1)[:, None], 2 * x.flatten(1)[:, None] + 1).flatten(1)
+        return torch.cdist(x.flatten(1)[:, None], 2 * x.flatten(1)[:, None] + 1, p=1.5).flatten(1)
 
 
 def runs_twice(model, images, labels):
@@ -108,18 +107,19 @@ def test_operators_are_named(device):
     diagnosis = doctor(distances, images, labels, repeats=1)
     assert "1 (Distances) has no second derivative" in text(diagnosis, "operators")
     assert diagnosis.engine == "finite_difference"
+    assert text(diagnosis, "finite_difference") == "not verified: there is no exact gradient to compare with"
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_scripted_models_are_not_looked_into(device):
+def test_scripted_models_are_not_examined(device):
     model, (images, labels) = smooth_net(device), batch(device=device)
     whole, part = torch.jit.script(model), nn.Sequential(torch.jit.trace(model, images), nn.Linear(3, 3).double().to(device))
     diagnosis = doctor(whole, images, labels, repeats=1)
-    assert "scripted parts cannot be looked into" in text(diagnosis, "operators")
-    assert "use that, or hand over the module that was scripted" in text(diagnosis, "forward_mode")
+    assert "scripted parts, and batch-norm inside them, cannot be examined" in text(diagnosis, "operators")
+    assert "use that, or pass the module that was scripted" in text(diagnosis, "forward_mode")
     assert diagnosis.engine == "double_backward"
     diagnosis = doctor(part, images, labels, repeats=1)
-    assert "scripted parts cannot be looked into" in text(diagnosis, "operators")
+    assert "scripted parts, and batch-norm inside them, cannot be examined" in text(diagnosis, "operators")
     assert diagnosis.engine in ("double_backward", "forward_mode")  # both work; which one is faster, the clock decides
     assert diagnosis.gaps["finite_difference"] < 1e-4
 
@@ -152,7 +152,7 @@ def test_frozen_models_and_bad_arguments(device):
 
 
 def test_the_patient_is_left_as_it_was(device):
-    model, (images, labels) = moody_net(device), batch(device=device)
+    model, (images, labels) = stateful_net(device), batch(device=device)
     model[0].weight.requires_grad_(False)
     model[0].bias.grad = torch.ones_like(model[0].bias)
     before = state(model, device)
@@ -164,21 +164,11 @@ def test_the_patient_is_left_as_it_was(device):
     assert not any(module._forward_pre_hooks for module in (model, *list(model)[:5]))
 
 
-def test_finite_differences_report_their_gap(device):
-    model, (images, labels) = make("batch_norm_train", device), batch(device=device)
-    coarse = gap(GradientPenalty(METRIC, 0.5, engine=FiniteDifference(0.3, central=False)), model, images, labels)
-    fine = gap(GradientPenalty(METRIC, 0.5, engine=FiniteDifference()), model, images, labels)
-    assert 1e-3 < coarse.relative < 1
-    assert fine.relative < 1e-6
-    assert fine.cosine > coarse.cosine
-    assert coarse.worst in dict(model.named_parameters())
-
-
 def test_probabilities_in_place_of_logits_are_a_problem(device):
     model = nn.Sequential(smooth_net(device), nn.Softmax(1))
     diagnosis = doctor(model, *batch(device=device), repeats=1)
     assert level(diagnosis, "outputs") == "problem"
-    assert "take the softmax away" in text(diagnosis, "outputs")
+    assert "remove the softmax" in text(diagnosis, "outputs")
     labels = F.one_hot(batch(device=device)[1], 3).double()
     assert doctor(model, batch(device=device)[0], labels, loss="square", repeats=1).healthy
 
@@ -186,4 +176,4 @@ def test_probabilities_in_place_of_logits_are_a_problem(device):
 def test_a_model_of_another_precision_is_named(device):
     diagnosis = doctor(smooth_net(device).bfloat16(), *batch(device=device, dtype=torch.float32), repeats=1)
     assert not diagnosis.healthy
-    assert "in torch.bfloat16 and cannot answer images in torch.float32 (" in text(diagnosis, "inputs")
+    assert "in torch.bfloat16 and cannot process images in torch.float32 (" in text(diagnosis, "inputs")

@@ -1,5 +1,8 @@
 """Every engine against central differences of the scalar objective, layer by layer."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,8 +11,8 @@ from torch import nn
 from tests.compare import assert_matches, assert_within_standard_errors
 from tests.learning.central import along, differences, flat, gradient_penalty, gradients_of
 from tests.learning.zoo import ZOO, batch, make, smooth_net
-from wassersmooth import Euclidean, PixelGraph, Wasserstein
-from wassersmooth.learning import verification
+from wassersmooth import DualNorm, Euclidean, PixelGraph, Wasserstein
+from wassersmooth.learning import gradient_gap
 from wassersmooth.learning.engines import FiniteDifference, couples_images
 from wassersmooth.learning.objectives import GradientPenalty
 
@@ -85,6 +88,58 @@ def test_many_outputs_are_projected_without_bias(device):
     assert abs(values.mean() - expected) < 5 * error
 
 
+LENGTHS_THAT_ARE_NO_QUADRATIC_FORM = {
+    "length": (GradientPenalty(Euclidean(), 1.0, of="logits", power=1), 17.0),
+    "dual norm": (GradientPenalty(DualNorm(), 1.0, of="logits"), 17 * math.pi / 2 / 100),
+    "its length": (GradientPenalty(DualNorm(), 1.0, of="logits", power=1), 17 * (math.pi / 2 / 100) ** 0.5),
+}
+
+
+@pytest.mark.parametrize("engine", ["double_backward", "forward_mode", "finite_difference"])
+@pytest.mark.parametrize("name", LENGTHS_THAT_ARE_NO_QUADRATIC_FORM)
+def test_many_outputs_are_exact_where_projections_would_be_biased(name, engine, device):
+    """Output c is pixel c, so that every gradient is a unit vector."""
+    objective, expected = LENGTHS_THAT_ARE_NO_QUADRATIC_FORM[name]
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(100, 17, bias=False)).double().to(device)
+    with torch.no_grad():
+        model[1].weight.copy_(torch.eye(100)[:17])
+    images, labels = torch.rand(3, 1, 10, 10, dtype=torch.float64, device=device), torch.tensor([0, 5, 16], device=device)
+    before = torch.get_rng_state()
+    penalty = replace(objective, engine=engine)(model, images, labels).penalty
+    assert_matches(penalty, torch.tensor(expected, dtype=torch.float64), 1e-12)
+    assert torch.equal(torch.get_rng_state(), before), "nothing is drawn"
+
+
+@pytest.mark.parametrize("engine", EXACT)
+@pytest.mark.parametrize("metric", [Euclidean(), DualNorm()])
+def test_the_exact_sum_over_many_outputs_has_its_derivative(metric, engine, device):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Tanh(), torch.nn.Linear(8, 17))
+    model, (images, labels) = model.double().to(device), batch(2, device=device)
+    objective = GradientPenalty(metric, 1.0, of="logits", engine=engine, power=1)
+    parameters = list(model.parameters())
+    received = along(gradients_of(objective(model, images, labels).penalty, model), parameters)
+    assert_matches(received, differences(lambda: objective(model, images, labels).penalty.detach(), parameters, 1e-6), 1e-6)
+
+
+def test_a_metric_of_the_user_is_not_taken_for_a_quadratic_form(device):
+    class FourthRoot:
+        def quad(self, v):
+            return v.pow(4).sum((1, 2, 3)).sqrt()
+
+        def mv(self, v):
+            return v**3 / self.quad(v).view(-1, 1, 1, 1)
+
+    class FourthPowers:
+        def cometric(self, x):
+            return FourthRoot()
+
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 30)).double().to(device)
+    images, labels = batch(device=device)
+    penalty = GradientPenalty(FourthPowers(), 1.0, of="logits")(model, images, labels).penalty
+    assert_matches(penalty, model[1].weight.pow(4).sum(1).sqrt().sum(), 1e-12)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 def test_projections_are_unbiased_where_images_see_each_other(training, device):
     """Under batch-norm in training mode the gradient at an image is that of a sum over the batch."""
@@ -171,13 +226,13 @@ class SlottedLoss:
         return outputs.square().sum(1)
 
 
-def test_a_loss_of_ones_own_is_compared_once_also_where_the_model_is_known(device, monkeypatch):
+def test_a_custom_loss_is_compared_once_even_if_the_model_is_tested(device, monkeypatch):
     model, (images, labels) = smooth_net(device), batch(device=device)
     with pytest.raises(ValueError, match=r"off by .* perhaps the loss\. Use engine='double_backward'"):
         GradientPenalty(METRIC, 0.7, engine="forward_mode", loss=normalized_cubes)(model, images, labels)
 
     compared = []
-    monkeypatch.setattr(verification, "compare", lambda objective, *_: compared.append(objective.loss))
+    monkeypatch.setattr(gradient_gap, "verify_forward_mode", lambda objective, *_: compared.append(objective.loss))
     slotted, weighted = SlottedLoss(), OWN_LOSSES["class weights"].to(device)
     for _ in range(2):
         for loss in ("cross_entropy", lambda outputs, labels: outputs.square().sum(1), slotted, weighted, normalized_cubes):

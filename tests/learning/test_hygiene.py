@@ -35,7 +35,7 @@ class Centered(nn.Module):
         return x - self.mean - self.late
 
 
-def moody_net(device):
+def stateful_net(device):
     """Everything that moves in a forward pass."""
     torch.manual_seed(0)
     layers = nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.Softplus(), nn.Dropout(0.3), nn.Flatten()
@@ -57,7 +57,7 @@ def test_the_first_pass_of_a_model_counts_once(objective, device):
     """A buffer that is made in it would otherwise move a second time in the passes that follow."""
     if isinstance(objective, AdversarialTraining | NoisyInputs):
         return  # their plain pass is at other images
-    model, twin, (images, labels) = moody_net(device), moody_net(device), batch(device=device)
+    model, twin, (images, labels) = stateful_net(device), stateful_net(device), batch(device=device)
     torch.manual_seed(3)
     twin(images)
     torch.manual_seed(3)
@@ -74,7 +74,7 @@ def put_back(model, saved):
 @every
 @pytest.mark.parametrize("training", [True, False])
 def test_one_call_moves_state_as_one_plain_pass(objective, training, device):
-    model, (images, labels) = moody_net(device).train(training), batch(device=device)
+    model, (images, labels) = stateful_net(device).train(training), batch(device=device)
     objective(model, images, labels, torch.Generator(device).manual_seed(0))  # whatever happens once
     points = images
     if isinstance(objective, AdversarialTraining):  # the plain pass is the one at the attacked images
@@ -122,7 +122,7 @@ def test_attacks_without_randomness_leave_the_random_state(device):
 
 @every
 def test_modes_flags_and_gradients_come_back(objective, device):
-    model, (images, labels) = moody_net(device), batch(device=device)
+    model, (images, labels) = stateful_net(device), batch(device=device)
     model[1].eval()
     model[0].weight.requires_grad_(False)
     model[0].bias.grad = torch.full_like(model[0].bias, 7)
@@ -138,7 +138,7 @@ def test_modes_flags_and_gradients_come_back(objective, device):
 
 @every
 def test_everything_comes_back_after_an_exception(objective, device):
-    model, (images, labels) = moody_net(device), batch(device=device)
+    model, (images, labels) = stateful_net(device), batch(device=device)
 
     class Trap(nn.Module):
         countdown = 0
@@ -164,6 +164,7 @@ def test_everything_comes_back_after_an_exception(objective, device):
         assert torch.autograd.forward_ad._current_level == -1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gradient", "forward", "differences", "tikhonov", "directional", "adversarial"])
 def test_no_graph_is_kept_alive(name):
     model, (images, labels) = make("batch_norm_train"), batch()
@@ -221,6 +222,7 @@ def test_bad_batches_are_refused_with_the_remedy(objective, spoil, match):
         objective(smooth_net(), images, labels)
 
 
+@pytest.mark.filterwarnings("ignore:images are not in")
 def test_negative_images_are_refused_where_they_are_masses():
     model, (images, labels) = smooth_net(), batch()
     for objective in (GradientPenalty(METRIC, 0.3), NoisyInputs(METRIC, 0.3)):
@@ -230,7 +232,7 @@ def test_negative_images_are_refused_where_they_are_masses():
 
 
 def test_bad_images_are_refused_before_anything_moves():
-    model, (images, labels) = moody_net("cpu"), batch()
+    model, (images, labels) = stateful_net("cpu"), batch()
     before = state(model, "cpu")
     with pytest.raises(ValueError, match="finite"):
         GradientPenalty(Wasserstein(PixelGraph.grid(8, 8, radius=1)), 0.3, engine="forward_mode")(model, images / 0, labels)
@@ -270,7 +272,7 @@ def test_bad_settings_are_refused():
         (lambda: GradientPenalty(METRIC, 0.3, of="probabilities"), "'loss', 'logits'"),
         (lambda: GradientPenalty(METRIC, 0.3, engine="backward"), "'double_backward', 'forward_mode', 'finite_difference'"),
         (lambda: Plain(loss="hinge"), "'cross_entropy'"),
-        (lambda: Plain(loss=3), "callable"),
+        (lambda: Plain(loss=3), "a function .* or a name"),
     ]:
         with pytest.raises(ValueError, match=match):
             make_objective()

@@ -1,6 +1,7 @@
 """Images of another scale than [0, 1], where eta would silently mean another thing, and those that may leave it."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -9,11 +10,12 @@ from torch import nn
 import wassersmooth as ws
 from tests.compare import assert_matches
 from tests.learning.central import flat
-from tests.learning.steps import gradients, ordinary, traced
+from tests.learning.steps import eager, gradients, traced
 from tests.learning.test_objectives import EVERY, METRIC
 from tests.learning.zoo import batch, smooth_net
-from wassersmooth.learning.agreement import gap
-from wassersmooth.learning.dual_norm import DualNorm
+from wassersmooth import _checks
+from wassersmooth.learning.covector_norms import DualNorm
+from wassersmooth.learning.gradient_gap import gap
 
 WASSERSTEIN = [
     ws.GradientPenalty(METRIC, 0.3),
@@ -45,9 +47,34 @@ def test_gray_levels_are_refused_where_they_are_masses(objective, device):
 
 
 @pytest.mark.parametrize("objective", OTHERS, ids=repr)
+@pytest.mark.filterwarnings("ignore:images are not in")
 def test_other_objectives_take_any_finite_values(objective):
     model, (images, labels) = smooth_net(), batch()
     assert torch.isfinite(objective(model, 255 * images - 1, labels).total)
+
+
+@pytest.mark.parametrize("objective", [*OTHERS[1:], ws.NoisyInputs(ws.Euclidean(), 0.1)], ids=repr)
+def test_another_scale_than_pixels_is_warned_of_once(objective, monkeypatch, recwarn):
+    monkeypatch.setattr(_checks, "_warned", set())
+    model, (images, labels) = smooth_net(), batch()
+    objective(model, images, labels)
+    objective(model, images / images.max() * (1 + 5e-4), labels)  # white, by rounding
+    assert not [w for w in recwarn if issubclass(w.category, UserWarning)]
+    with pytest.warns(UserWarning, match=r"images are not in \[0, 1\] but from -.*Normalized\(model, mean, std\)"):
+        objective(model, 4 * images - 2, labels)
+    objective(model, 4 * images - 2, labels)  # under the settings of this project, a second warning would be an error
+
+
+@pytest.mark.parametrize("metric", [ws.Euclidean(), DualNorm()], ids=repr)
+def test_the_warning_states_the_right_factor(metric):
+    """A penalty on normalized images is std ** 2 times that on pixels: 16 times weaker with a std of 0.25."""
+    model, (images, labels) = smooth_net(), batch()
+    on_pixels = ws.GradientPenalty(metric, 0.3)(ws.Normalized(model, 0.5, 0.25), images, labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        on_normalized = ws.GradientPenalty(metric, 0.3)(model, (images - 0.5) / 0.25, labels)
+    assert_matches(on_pixels.loss, on_normalized.loss, 1e-12)
+    assert_matches(on_pixels.penalty, 16 * on_normalized.penalty, 1e-10)
 
 
 def test_the_geometry_is_linear_in_masses_of_any_size():
@@ -109,7 +136,7 @@ def test_attacked_images_above_one_by_the_fast_way(attack):
     images = 0.2 + 0.8 * images  # room below
     twin, objective = copy.deepcopy(model), ws.AdversarialTraining(attack, penalty=ws.GradientPenalty(METRIC, 0.3))
     assert attack(model, images, labels).max() > 1.001
-    expected = ordinary(objective, twin, images, labels)
+    expected = eager(objective, twin, images, labels)
     fast = traced(objective, model)
     for _ in range(2):
         assert_matches(fast(images, labels).total, expected.total.detach(), 1e-9)
@@ -135,7 +162,7 @@ def test_the_doctor_and_the_gap_say_so_too():
         gap(ws.GradientPenalty(METRIC, 0.3, engine="finite_difference"), model, 255 * images, labels)
 
 
-def test_metrics_of_ones_own_are_asked_as_before():
+def test_custom_metrics_check_images_themselves():
     class Doubled:
         def cometric(self, x):
             return METRIC.cometric(2 * x)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import wassersmooth as ws
 from tests.learning.zoo import batch
-from wassersmooth.learning import agreement
-from wassersmooth.learning.terms import Objective
+from wassersmooth.learning import gradient_gap
+from wassersmooth.learning.objective import Objective
 
 METRIC = ws.Wasserstein(ws.PixelGraph.grid(8, 8, radius=1))
 ATTACK = ws.attacks.FGSM(0.1)
@@ -66,14 +66,14 @@ def test_fast_gradients_take_batches_made_in_inference_mode(objective: Objective
 def test_the_doctor_and_the_gap_take_batches_made_in_inference_mode() -> None:
     assert ws.doctor(network(), *inference_batch(), repeats=1).healthy
     penalty = ws.GradientPenalty(METRIC, 0.3, engine="forward_mode")
-    assert agreement.gap(penalty, network(), *inference_batch()).relative < 1e-6
+    assert gradient_gap.gap(penalty, network(), *inference_batch()).relative < 1e-6
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=repr)
 def test_models_made_in_inference_mode_are_refused(objective: Objective) -> None:
     with torch.inference_mode():
         model = network()
-    with pytest.raises(ValueError, match=r"made under torch\.inference_mode.*make it, or a copy, outside$"):
+    with pytest.raises(ValueError, match=r"created in torch\.inference_mode.*create or copy it outside$"):
         objective(model, *batch())
     with torch.inference_mode():
         assert ws.Plain()(model, *batch()).loss > 0  # where nothing is to be differentiated

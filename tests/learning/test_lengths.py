@@ -9,10 +9,10 @@ from torch import nn
 
 from tests.compare import assert_each_matches, assert_matches
 from tests.learning.central import along, differences, flat
-from tests.learning.steps import gradients, ordinary, traced
+from tests.learning.steps import eager, gradients, traced
 from tests.learning.zoo import CLASSES, batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
-from wassersmooth.learning.dual_norm import DualNorm, Length
+from wassersmooth.learning.covector_norms import DualNorm, Length
 from wassersmooth.learning.objectives import DirectionalPenalty, GradientPenalty
 
 METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2), mass=0.1)
@@ -42,12 +42,13 @@ def test_the_value_and_its_derivative(metric, engine, device):
     assert_matches(along(gradients(model), parameters), differences(value, parameters), 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", METRICS, ids=repr)
 @pytest.mark.parametrize("name", ["batch_norm_train", "vision_transformer"])
 def test_the_fast_way_finds_the_same(name, metric, device):
     model, (images, labels) = make(name, device), batch(device=device)
     twin, objective = copy.deepcopy(model), GradientPenalty(metric, 0.7, power=1)
-    expected = ordinary(objective, twin, images, labels)
+    expected = eager(objective, twin, images, labels)
     received = traced(objective, model)(images, labels)
     assert_matches(received.penalty, expected.penalty.detach(), 1e-10)
     assert_matches(flat(gradients(model)), flat(gradients(twin)), 1e-9)
@@ -72,7 +73,7 @@ def test_a_gradient_of_zero_pulls_nowhere(fast):
     model, (images, labels) = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES)).double(), batch()
     nn.init.zeros_(model[1].weight)
     objective = GradientPenalty(METRIC, 0.7, power=1)
-    terms = traced(objective, model)(images, labels) if fast else ordinary(objective, model, images, labels)
+    terms = traced(objective, model)(images, labels) if fast else eager(objective, model, images, labels)
     plain = copy.deepcopy(model)
     plain.zero_grad()
     F.cross_entropy(plain(images), labels).backward()
@@ -105,7 +106,7 @@ def test_a_gradient_that_is_constant_up_to_rounding_pulls_nowhere(way, seed, dev
     plain = copy.deepcopy(model)
     F.cross_entropy(plain(images), labels).backward()
     objective = GradientPenalty(CONSERVING, 1.0, power=1, engine="double_backward" if way == "fast" else way)
-    terms = traced(objective, model)(images, labels) if way == "fast" else ordinary(objective, model, images, labels)
+    terms = traced(objective, model)(images, labels) if way == "fast" else eager(objective, model, images, labels)
     assert terms.penalty == 0
     assert_matches(flat(gradients(model)), flat(gradients(plain)), 1e-6)
 

@@ -14,17 +14,11 @@ from tests.compare import assert_matches
 from tests.learning.central import along, differences, flat, gradient_penalty, gradients_of
 from tests.learning.zoo import batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
-from wassersmooth.learning.dual_norm import DualNorm
+from wassersmooth.learning.covector_norms import DualNorm
 from wassersmooth.learning.engines import FiniteDifference, ForwardMode
 from wassersmooth.learning.losses import cross_entropy, square
-from wassersmooth.learning.objectives import (
-    AdversarialTraining,
-    DirectionalPenalty,
-    GradientPenalty,
-    NoisyInputs,
-    Plain,
-)
-from wassersmooth.learning.terms import Terms
+from wassersmooth.learning.objective import Terms
+from wassersmooth.learning.objectives import AdversarialTraining, DirectionalPenalty, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.robustness.attacks import FGSM, PGD
 

@@ -1,8 +1,17 @@
-"""The recipes of docs/learning.md."""
+"""The recipes of docs/learning.md. Their code is read from the page, which tests/test_readme.py runs as a whole.
 
+That for several processes runs in fast_distributed_worker.py.
+"""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
 import torch
 from torch import nn
 
+import wassersmooth
 from tests.compare import assert_matches
 from tests.learning.central import along, differences, gradients_of
 from wassersmooth import PixelGraph, Wasserstein
@@ -79,3 +88,66 @@ def test_zero_centered_critic_penalty_is_an_objective(device):
     expected = calculus.gradient_norm_sq(lambda x: critic(x).squeeze(1), images, METRIC).mean()
     assert_matches(terms.penalty, expected, 1e-10)
     assert_matches(terms.loss, -(signs * critic(images)).mean(), 1e-12)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "learning.md"
+
+
+def recipe(name):
+    """A function that the page defines, as it stands there."""
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if f"def {name}(" in b]
+    found = {"torch": torch, "ws": wassersmooth}
+    exec(block, found)
+    return found[name]
+
+
+def color_batch(size=32):
+    return torch.rand(2, 3, size, size), torch.tensor([1, 7])
+
+
+@pytest.mark.parametrize(("name", "package", "size"), [("timm_step", "timm", 64), ("transformers_step", "transformers", 32)])
+def test_models_of_other_libraries(name, package, size):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}")
+    terms = recipe(name)(*color_batch(size))
+    assert terms.loss > 0
+    assert terms.penalty > 0
+
+
+def test_outputs_with_logits_need_no_wrapper():
+    """What Hugging Face models return, without their package."""
+
+    class Outputs(dict):
+        logits = property(lambda self: self["logits"])
+
+    class Returning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = make_critic("cpu")
+            self.network[-1] = nn.Linear(64, 3).double()
+
+        def forward(self, x):
+            return Outputs(logits=self.network(x), hidden=x)
+
+    torch.manual_seed(0)
+    model, images, labels = Returning(), torch.rand(4, 1, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    for engine in ("double_backward", "forward_mode", "finite_difference"):
+        objective = GradientPenalty(METRIC, 0.5, engine=engine)
+        one, other = objective(model, images, labels), objective(model.network, images, labels)
+        assert_matches(one.total, other.total, 1e-12)
+        for a, b in zip(gradients_of(one.total, model), gradients_of(other.total, model), strict=True):
+            assert_matches(a, b, 1e-12)
+    fast = wassersmooth.FastGradients(GradientPenalty(METRIC, 0.5), model)(images, labels)
+    assert_matches(fast.total, other.total, 1e-10)
+
+
+def test_lightning():
+    lightning = pytest.importorskip("lightning", reason="needs lightning")
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Softplus(), nn.Linear(8, 3))
+    images, labels = torch.rand(16, 1, 8, 8), torch.arange(16) % 3
+    before = [parameter.clone() for parameter in network.parameters()]
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, labels), 8)
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.fit(recipe("lightning_module")(network), data)
+    assert not all(one.equal(other) for one, other in zip(network.parameters(), before, strict=True))

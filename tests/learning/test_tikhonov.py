@@ -131,6 +131,7 @@ def test_agreement_with_noise_as_eta_vanishes(metric, device):
     assert_within_standard_errors(draws.mean(), penalty, error + 0.01 * abs(penalty), limit=4)
 
 
+@pytest.mark.slow
 def test_noisy_inputs_have_the_expectation_of_the_theorem(device):
     model, (images, labels) = smooth_net(device), batch(2, device=device)
     metric, eta, generator = METRICS["wasserstein"], 0.3, torch.Generator(device).manual_seed(2)

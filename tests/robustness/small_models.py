@@ -39,7 +39,7 @@ def network(seed: int = 0) -> nn.Module:
 
 @lru_cache
 def trained(eta_sq: float = 0.0, seed: int = 0, epochs: int = 10) -> nn.Module:
-    """A trained network in eval mode, its normalization inside; `eta_sq` weighs a Euclidean gradient penalty."""
+    """A trained network in eval mode with its normalization inside; `eta_sq` is the factor of a Euclidean penalty."""
     images, labels, *_ = digits()
     model = Normalized(network(seed), 0.3, 0.38)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
@@ -69,7 +69,7 @@ class QuantizedInput(nn.Module):
 
 
 class Saturated(nn.Module):
-    """Scores so large that the softmax is 1 to rounding and the cross-entropy has no gradient."""
+    """Scores so large that the softmax rounds to 1 and the cross-entropy has no gradient."""
 
     def __init__(self, model: nn.Module, factor: float = 1e3) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Saturated(nn.Module):
 
 
 class Shattered(nn.Module):
-    """A ripple on the image, invisible in its size and overwhelming in its slope."""
+    """Adds an oscillation to the image whose amplitude is negligible and whose slope dominates the gradient."""
 
     def __init__(self, model: nn.Module, size: float = 0.005, frequency: float = 1e4) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Shattered(nn.Module):
 
 
 class AutocastInside(nn.Module):
-    """Computes in half precision and returns float32: from outside it looks as any other model."""
+    """Computes in half precision and returns float32, so that it looks like any other model."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype = torch.float16) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Around(nn.Module):
-    """Something before a model and something after it."""
+    """Applies a function before and another after a model."""
 
     def __init__(self, model: nn.Module, before: Change | None = None, after: Change | None = None) -> None:
         super().__init__()

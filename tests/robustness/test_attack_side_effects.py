@@ -1,24 +1,24 @@
-"""A model comes back from an attack as it went in, also after an exception, and whatever mode the caller is in."""
+"""An attack restores the state of the model, also after an exception, and in every gradient mode of the caller."""
 
 import copy
 
 import pytest
 import torch
 import torch.distributed as dist
-from robustness.attack_table import ALL
-from robustness.small_models import Around, digits, network, trained
 from torch import nn
 
+from tests.robustness.attack_table import ALL
+from tests.robustness.small_models import Around, digits, network, trained
 from wassersmooth.normalized import Normalized
 from wassersmooth.robustness.attacks import FGSM, PGD, Square, WassersteinFGSM
-from wassersmooth.robustness.dossier import evaluate
+from wassersmooth.robustness.evaluation import evaluate
 from wassersmooth.robustness.translations import label_flips
 
 SEED = 11
 
 
 def noisy_model():
-    """Batch-norm and dropout, some parts in train mode and some in eval mode, mixed flags, gradients accumulated."""
+    """A model with batch-norm and dropout, mixed modes, mixed requires_grad flags and accumulated gradients."""
     model = Normalized(nn.Sequential(nn.Dropout(0.2), network()), 0.3, 0.4).train()
     model.model[1][1].eval()
     for index, parameter in enumerate(model.parameters()):
@@ -52,7 +52,7 @@ def batch(count=16):
 
 
 @pytest.mark.parametrize("attack", ALL, ids=repr)
-def test_nothing_is_left_behind(attack):
+def test_an_attack_has_no_side_effects(attack):
     model, (images, labels) = noisy_model(), batch()
     images.requires_grad_()
     original = images.detach().clone()
@@ -65,7 +65,7 @@ def test_nothing_is_left_behind(attack):
     assert attacked.data_ptr() != images.data_ptr()
 
 
-def test_label_flips_leave_nothing_behind():
+def test_label_flips_have_no_side_effects():
     model, (images, _) = noisy_model(), batch()
     before = snapshot(model)
     label_flips(model, images, reach=3)
@@ -73,7 +73,7 @@ def test_label_flips_leave_nothing_behind():
 
 
 @pytest.mark.parametrize("attack", ALL, ids=repr)
-def test_nothing_is_left_behind_after_an_exception(attack):
+def test_an_attack_has_no_side_effects_after_an_exception(attack):
     class FailsLater(nn.Module):
         def __init__(self, model):
             super().__init__()
@@ -89,7 +89,7 @@ def test_nothing_is_left_behind_after_an_exception(attack):
 
     model, (images, labels) = noisy_model(), batch()
     failing = FailsLater(model)
-    single_pass = isinstance(attack, FGSM | WassersteinFGSM | Square)  # Square is done at once with an untrained model
+    single_pass = isinstance(attack, FGSM | WassersteinFGSM | Square)  # Square needs one pass to fool an untrained model
     failing.calls = 1 if single_pass else 0
     before = snapshot(model)
     with pytest.raises(RuntimeError, match="out of order"):
@@ -98,7 +98,7 @@ def test_nothing_is_left_behind_after_an_exception(attack):
 
 
 def test_train_mode_is_attacked_in_train_mode():
-    """Batch statistics, not running ones: the attack differs, and does its harm in the mode it was made in."""
+    """With batch statistics, not running ones: the attack differs, and works in the mode it was made in."""
     images, labels = batch(64)
     model = copy.deepcopy(trained())
     model.model[1].running_mean += 3.0  # running statistics that have nothing to do with the batch
@@ -112,7 +112,7 @@ def test_train_mode_is_attacked_in_train_mode():
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_works_where_gradients_are_off(mode):
+def test_works_where_gradients_are_disabled(mode):
     model, (images, labels) = trained(), batch()
     expected = FGSM(8 / 255)(model, images, labels)
     with mode():
@@ -120,7 +120,7 @@ def test_works_where_gradients_are_off(mode):
         assert torch.is_grad_enabled() is False
 
 
-def test_without_a_generator_the_global_seed_decides():
+def test_without_a_generator_the_global_seed_determines_the_attack():
     model, (images, labels) = trained(), batch()
     attack = PGD(8 / 255, 2 / 255, 1)
     torch.manual_seed(SEED)
@@ -143,26 +143,26 @@ def test_distributed_training_goes_on_after_an_attack(one_process):
     images, labels = batch()
     inner = Normalized(network(), 0.3, 0.4)
     model = nn.parallel.DistributedDataParallel(inner)
-    waits = []  # a pass of the wrapper waits for the other processes, which may not be measuring anything
+    waits = []  # a forward pass of the wrapper would wait for the other processes, which may not be measuring
     handle = model.register_forward_hook(lambda *_: waits.append(True))
     attacked = FGSM(8 / 255, "normalized")(model, images, labels)
     label_flips(model, images, reach=1)
     handle.remove()
     assert not waits
     assert torch.equal(attacked, FGSM(8 / 255, "normalized")(inner, images, labels))
-    for _ in range(2):  # the reducer complains on the second step where the first left something unfinished
+    for _ in range(2):  # the reducer raises in the second step if the first left something unfinished
         nn.functional.cross_entropy(model(images), labels).backward()
         PGD(8 / 255, 2 / 255, 2)(model, images, labels)
     assert all(parameter.grad is not None for parameter in inner.parameters())
 
 
 def in_place(x):
-    """Normalizes what it is given where it lies."""
+    """Normalize the images in place."""
     return x.sub_(0.3).div_(0.4)
 
 
 @pytest.mark.parametrize("attack", [FGSM(0.1), PGD(0.1, 0.05, 3), Square(0.1, queries=10)], ids=repr)
-def test_models_may_change_what_they_are_given(attack):
+def test_models_may_change_their_input_in_place(attack):
     inner, (images, labels) = trained(), batch()
     original = images.clone()
     seeded = [torch.Generator().manual_seed(SEED) for _ in range(2)]
@@ -171,7 +171,8 @@ def test_models_may_change_what_they_are_given(attack):
     assert torch.equal(received, attack(Normalized(inner, 0.3, 0.4), images, labels, seeded[1]))
 
 
-def test_an_evaluation_keeps_its_images_from_the_model():
+@pytest.mark.slow
+def test_an_evaluation_protects_its_images_from_the_model():
     images, labels = batch(40)
     original = images.clone()
     report = evaluate(Around(trained(), in_place), images, labels, "quick", seed=0)

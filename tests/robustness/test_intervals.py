@@ -40,7 +40,7 @@ def first(count, of=100):
     return torch.arange(of) < count
 
 
-def test_beats_asks_for_more_than_the_interval_and_more_than_chance():
+def test_beats_requires_an_error_above_the_interval_and_significance():
     assert beats(first(40), first(20))  # 20 % with an interval up to 28.9 %
     assert not beats(first(28), first(20))  # significant when paired, but inside the interval
     assert not beats(first(20), first(40))

@@ -1,4 +1,4 @@
-"""Models masked by construction are found, honestly trained ones are not accused."""
+"""Models masked by construction are found, and honestly trained ones are not."""
 
 import re
 from dataclasses import replace
@@ -6,12 +6,21 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from robustness.small_models import AutocastInside, QuantizedInput, RandomOutput, Saturated, Shattered, digits, network, trained
 from torch import nn
 
+from tests.robustness.small_models import (
+    AutocastInside,
+    QuantizedInput,
+    RandomOutput,
+    Saturated,
+    Shattered,
+    digits,
+    network,
+    trained,
+)
 from wassersmooth.normalized import Normalized
 from wassersmooth.robustness.attacks import PGD
-from wassersmooth.robustness.dossier import evaluate
+from wassersmooth.robustness.evaluation import evaluate
 from wassersmooth.robustness.masking import MaskingChecks, Smoothed
 from wassersmooth.robustness.measurement import Measurement
 from wassersmooth.robustness.report import FEWEST
@@ -24,7 +33,7 @@ def report(model, suite="quick", seed=0, **options):
 
 
 class Untrustworthy(nn.Module):
-    """Scores that are right, and a gradient that is not a number."""
+    """The right scores with a gradient of NaN."""
 
     def __init__(self, model):
         super().__init__()
@@ -46,6 +55,7 @@ MASKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("kind", MASKED)
 def test_masked_by_construction(kind, seed):
@@ -59,17 +69,18 @@ def test_masked_by_construction(kind, seed):
         assert any(character.isdigit() for character in finding.evidence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("eta_sq", "seed", "suite"), [(0.0, 0, "paper"), (0.3, 0, "paper"), (0.0, 1, "quick"), (0.03, 1, "quick")]
 )
-def test_honest_models_are_not_accused(eta_sq, seed, suite):
+def test_honest_models_have_no_findings(eta_sq, seed, suite):
     found = report(trained(eta_sq, seed), suite, seed=seed)
     assert found.masking == []
     assert found.verdict == "no sign of masking"
 
 
-def test_saturation_alone_is_no_sin():
-    """Trained for long, the softmax of many images is 1 to rounding; cross-entropy attacks still do their work."""
+def test_saturation_alone_is_no_finding():
+    """After long training the softmax of many images rounds to 1, but cross-entropy attacks still work."""
     model = Saturated(trained(), 3.0)
     images = digits()[2]
     with torch.no_grad():
@@ -77,9 +88,10 @@ def test_saturation_alone_is_no_sin():
     assert report(model).masking == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
 @pytest.mark.parametrize(("factor", "expected"), [(3.0, set()), (1e3, {"saturated_softmax"})])
-def test_float16_hides_no_saturation_and_makes_none_up(factor, expected, inside):
+def test_float16_neither_hides_nor_causes_saturation(factor, expected, inside):
     model = Saturated(trained(), factor)
     with torch.autocast("cpu", dtype=torch.float16, enabled=not inside):
         found = report(AutocastInside(model) if inside else model)
@@ -116,6 +128,7 @@ def perceptron(activation):
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -127,12 +140,12 @@ def perceptron(activation):
     ],
     ids=["adversarially trained", "relu", "sigmoid", "tanh", "untrained"],
 )
-def test_other_honest_models_are_not_accused(make):
+def test_other_honest_models_have_no_findings(make):
     assert report(make()).masking == []
 
 
 class OnlyImages(nn.Module):
-    """Takes what evaluate() says that a model takes, and nothing else."""
+    """Accepts images in [0, 1] and nothing else, as evaluate() documents."""
 
     def __init__(self, model):
         super().__init__()
@@ -144,15 +157,16 @@ class OnlyImages(nn.Module):
         return self.model(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["quick", "standard"])
 def test_no_probe_leaves_the_box(suite):
     _, _, images, labels = digits()
-    model = OnlyImages(adversarially_trained().model)  # without units of its own: attacks in those do leave the box
+    model = OnlyImages(adversarially_trained().model)  # without normalization: attacks in normalized units do leave the box
     assert evaluate(model, images[:20], labels[:20], suite, seed=0).errors["clean"] < 100
 
 
 def test_the_smoothed_model_has_gradients_at_the_edge_of_the_box():
-    """Half of the noise is clipped at black pixels, and an attack must be able to brighten them all the same."""
+    """Half of the noise is clipped at black pixels, but an attack must still be able to brighten them."""
     images = torch.zeros(1, 1, 4, 4, requires_grad=True)
     linear = nn.Sequential(nn.Flatten(), nn.Linear(16, 2, bias=False))
     (g,) = torch.autograd.grad(Smoothed(linear, torch.Generator().manual_seed(0))(images)[0, 0], images)
@@ -187,7 +201,7 @@ class Rounded(nn.Module):
 
 
 class Centered(nn.Module):
-    """Logits that sum to 1, as those of a linear regression on one-hot targets do."""
+    """Logits that sum to 1, like those of a linear regression on one-hot targets."""
 
     def forward(self, logits):
         return logits - logits.mean(1, keepdim=True) + 0.1
@@ -210,7 +224,7 @@ class Centered(nn.Module):
     ],
     ids=str,
 )
-def test_probabilities_are_told_from_logits(last, count, expected):
+def test_probabilities_are_distinguished_from_logits(last, count, expected):
     _, _, images, labels = digits()
     measurement = Measurement(nn.Sequential(trained(), last), images, labels, 0)
     checks = MaskingChecks(measurement, {}, replace(LIMITS["quick"], probes=count))
@@ -219,7 +233,8 @@ def test_probabilities_are_told_from_logits(last, count, expected):
     assert all(f"on all of {count} images" in finding.evidence and "return logits" in finding.evidence for finding in found)
 
 
-def test_a_softmax_in_the_model_does_hide_errors_and_its_logarithm_brings_them_back():
+@pytest.mark.slow
+def test_a_softmax_in_the_model_hides_errors_and_its_logarithm_does_not():
     _, _, images, labels = digits()
     sure = nn.Sequential(Saturated(trained(), 5.0), nn.Softmax(1))
     logarithm = nn.Sequential(Saturated(trained(), 5.0), nn.LogSoftmax(1))
@@ -229,7 +244,7 @@ def test_a_softmax_in_the_model_does_hide_errors_and_its_logarithm_brings_them_b
 
 
 def test_a_constant_model_is_reported_but_not_for_an_impossible_attack():
-    """Nothing can change the answer: the gradient is zero indeed, but another image would not help either."""
+    """Nothing can change the label: the gradient is zero, but another image would not help either."""
     _, _, images, labels = digits()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
     nn.init.zeros_(model[1].weight)
@@ -240,7 +255,7 @@ def test_a_constant_model_is_reported_but_not_for_an_impossible_attack():
 
 
 def test_a_classifier_with_one_answer_is_not_called_robust():
-    """Its gradients are fine: a hundred times as much would change its answers. Images of one class may well get one label."""
+    """Its gradients are fine: a much larger change would change its labels. Images of one class may all get one label."""
     _, _, images, labels = digits()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with torch.no_grad():
@@ -250,5 +265,5 @@ def test_a_classifier_with_one_answer_is_not_called_robust():
     assert re.match(r"all of \d+ images of 10 classes get the label 3, ", found.masking[0].evidence)
     threes = evaluate(model, images[labels == 3], labels[labels == 3], "quick", generator=torch.Generator().manual_seed(0))
     assert threes.masking == []
-    rare = torch.where(torch.arange(len(labels)) % 20 == 0, 4, 3)  # nearly all are threes, and it says so
+    rare = torch.where(torch.arange(len(labels)) % 20 == 0, 4, 3)  # nearly all are threes, and it predicts that
     assert evaluate(model, images, rare, "quick", generator=torch.Generator().manual_seed(0)).masking == []

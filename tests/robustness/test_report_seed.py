@@ -1,10 +1,10 @@
-"""The seed that stands in a report repeats it."""
+"""The seed of a report reproduces it."""
 
 import pytest
 import torch
-from robustness.small_models import RandomOutput, digits, trained
 
-from wassersmooth.robustness.dossier import evaluate
+from tests.robustness.small_models import RandomOutput, digits, trained
+from wassersmooth.robustness.evaluation import evaluate
 
 pytestmark = pytest.mark.usefixtures("few_probes")
 
@@ -14,18 +14,20 @@ def case(count=30):
     return images[:count], labels[:count]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda model: model, RandomOutput], ids=["fixed", "random"])
 @pytest.mark.parametrize("generator", [lambda: None, lambda: torch.Generator().manual_seed(4)], ids=["global", "generator"])
-def test_the_seed_of_a_report_repeats_it(wrap, generator):
+def test_the_seed_of_a_report_reproduces_it(wrap, generator):
     model = wrap(trained())
     report = evaluate(model, *case(), "quick", generator=generator())
-    torch.manual_seed(report.seed + 1)  # the global state has no say
+    torch.manual_seed(report.seed + 1)  # the global state must not matter
     again = evaluate(model, *case(), "quick", seed=report.seed)
     assert again == report
     assert again.to_json() == report.to_json()
     assert evaluate(model, *case(), "quick", seed=report.seed + 1) != report
 
 
+@pytest.mark.slow
 def test_with_autoattack_too(short_autoattack):
     report = evaluate(trained(), *case(12), "full", generator=torch.Generator().manual_seed(1))
     assert evaluate(trained(), *case(12), "full", seed=report.seed) == report
@@ -37,7 +39,7 @@ def test_a_seed_draws_nothing():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_memory_knows_the_seed():
+def test_a_memory_is_used_for_the_same_seed_only():
     memory = {}
     report = evaluate(trained(), *case(), "quick", memory=memory)
     rows = set(memory)

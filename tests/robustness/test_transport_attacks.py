@@ -1,13 +1,13 @@
-"""Wasserstein attacks: in the ball, in [0, 1], mass conserved; all to rounding, and also where the limits bite."""
+"""Wasserstein attacks stay in the ball and in [0, 1] and conserve mass, up to rounding, also where fluxes are limited."""
 
 import copy
 from dataclasses import replace
 
 import pytest
 import torch
-from robustness.small_models import digits, trained
 from torch import nn
 
+from tests.robustness.small_models import digits, trained
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Wasserstein
 from wassersmooth.robustness.attacks import WassersteinFGSM, WassersteinPGD
@@ -26,7 +26,7 @@ METRICS = [
 
 
 def case(device, dtype=torch.float64, count=24):
-    _, _, images, labels = digits()  # many pixels are exactly 0 or 1: the limits bite at once
+    _, _, images, labels = digits()  # many pixels are exactly 0 or 1, so that fluxes are limited in the first step
     return copy.deepcopy(trained()).to(device, dtype), images[:count].to(device, dtype), labels[:count].to(device)
 
 
@@ -51,7 +51,7 @@ def test_ball_box_and_mass(metric, iterations, device):
     assert (model(attacked).argmax(1) != labels).sum() > (model(images).argmax(1) != labels).sum()
 
 
-def test_float32_keeps_the_three_to_its_own_rounding(device):
+def test_ball_box_and_mass_in_float32(device):
     model, images, labels = case(device, torch.float32)
     metric = Wasserstein(GRAPHS["radius 3"])
     attacked = WassersteinPGD(metric, 1.0, 5)(model, images, labels)
@@ -63,7 +63,7 @@ def test_float32_keeps_the_three_to_its_own_rounding(device):
     assert metric.cometric(images).norm_sq(xi).max() <= 1 + 1e-4
 
 
-def test_where_nothing_is_in_the_way_it_is_the_steepest_ascent(device):
+def test_without_active_limits_it_is_the_steepest_ascent(device):
     """Gray images and a small epsilon: x + epsilon L g / sqrt(g' L g), whose length is exactly epsilon."""
     model, images, labels = case(device)
     images = 0.4 + 0.2 * images
@@ -91,12 +91,12 @@ def test_the_closed_form_keeps_mass_and_ball_and_may_leave_the_box(device):
     torch.testing.assert_close(limited, closed, rtol=0, atol=1e-12)
 
 
-def test_what_limits_leave_unused_goes_to_later_steps(device):
+def test_unused_epsilon_is_passed_on_to_later_steps(device):
     model, images, labels = case(device)
     metric = Wasserstein(GRAPHS["radius 1"])
     attacked = WassersteinPGD(metric, 1.0, 10)(model, images, labels)
     fair_share = images.clone()
-    for _ in range(10):  # ten separate steps of a tenth, from wherever the last one ended, L moved back by hand
+    for _ in range(10):  # ten separate steps of a tenth, each from the end of the last one, with L at the original
         fair_share = _one_step(metric, images, fair_share, model, labels, 0.1)
     length = metric.cometric(images).norm_sq(attacked - images)
     assert length.mean() > metric.cometric(images).norm_sq(fair_share - images).mean()
@@ -113,7 +113,7 @@ def _one_step(metric, original, now, model, labels, size):
 
 
 def test_limits_against_a_loop_over_single_edges():
-    """The slow twin: flux-corrected transport on a 2x3 image, edge by edge, from the formulas of the module."""
+    """Flux-corrected transport on a 2x3 image, edge by edge, from the formulas of the module."""
     from wassersmooth.robustness.transport_attacks import LimitedFlow
 
     generator = torch.Generator().manual_seed(4)
@@ -147,7 +147,7 @@ def test_limits_against_a_loop_over_single_edges():
     torch.testing.assert_close(flow.left.flatten(), 0.4 - cost.sqrt().reshape(1), rtol=1e-9, atol=0)
 
 
-def test_each_part_of_a_disconnected_image_keeps_its_mass(device):
+def test_each_component_of_a_disconnected_image_conserves_its_mass(device):
     model, _, _ = case(device)
     images = torch.zeros(2, 1, 8, 8, dtype=torch.float64, device=device)
     images[:, :, :2], images[:, :, 6:] = 0.5, 0.7
@@ -229,3 +229,26 @@ def test_more_steps_are_no_weaker():
     many = (model(attack(model, images, labels)).argmax(1) != labels).float().mean()
     one = (model(replace(attack, iterations=1)(model, images, labels)).argmax(1) != labels).float().mean()
     assert many >= one
+
+
+@pytest.mark.parametrize(
+    "make", [lambda *a, **k: WassersteinPGD(*a, 4, **k), lambda *a, **k: WassersteinFGSM(*a, limited=False, **k)]
+)
+def test_units_of_a_shift(make, device):
+    """Epsilon is a displacement in pixels: the ball of each image grows with the root of its mass."""
+    model, images, labels = case(device)
+    metric = Wasserstein(GRAPHS["radius 3"], scale="pixels")
+    attack = make(metric, 0.2, units="shift")
+    xi = attack(model, images, labels) - images
+    length = metric.cometric(images).norm_sq(xi).sqrt()
+    radius = 0.2 * images.sum((1, 2, 3)).sqrt()
+    assert (length <= radius * (1 + 1e-9)).all()
+    assert (length > 0.3 * radius).all()
+    one = make(metric, radius[3].item())(model, images[3:4], labels[3:4]) - images[3:4]
+    torch.testing.assert_close(xi[3:4], one, rtol=0, atol=1e-9)
+    assert repr(attack).endswith("units='shift')")
+    assert "units" not in repr(make(metric, 0.2))
+    with pytest.raises(ValueError, match=r"units='shift' needs a metric in pixels, .*scale='pixels'\); got scale='unit'"):
+        make(Wasserstein(GRAPHS["radius 3"]), 0.2, units="shift")
+    with pytest.raises(ValueError, match="units must be one of 'metric', 'shift'; got 'pixel'"):
+        make(metric, 0.2, units="pixel")

@@ -1,4 +1,4 @@
-"""Translations, deformations, noise and corruptions against NumPy, SciPy, Pillow and what can be said by hand."""
+"""Translations, deformations, noise and corruptions against NumPy, SciPy, Pillow and results by hand."""
 
 import io
 
@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from robustness.small_models import digits
 from scipy import ndimage
 from torch import nn
 
+from tests.robustness.small_models import digits
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Wasserstein
 from wassersmooth.robustness import variations
-from wassersmooth.robustness.corruptions import PARAMETERS, SEVERITIES
-from wassersmooth.robustness.filters import gaussian_blur
+from wassersmooth.robustness.corruptions import PARAMETERS, SEVERITIES, gaussian_blur
 from wassersmooth.robustness.jpeg import jpeg
 
 PAD = {"zeros": "constant", "edge": "edge", "reflect": "reflect"}
@@ -43,7 +42,7 @@ def test_translate(shift, axis, padding, device):
 
 
 class Watcher(nn.Module):
-    """Says 1 where the pixel it watches is lit."""
+    """Predicts class 1 if the watched pixel is lit."""
 
     def __init__(self, row, column):
         super().__init__()
@@ -58,7 +57,7 @@ def test_label_flips_are_counted_between_adjacent_frames(device):
     images = torch.zeros(4, 1, 9, 9, device=device)
     images[1, 0, 4, 4] = 1  # passes the watched pixel once: on and off again
     images[2, 0, 4, [2, 6]] = 1  # twice
-    images[3, 0, 4, 1] = 1  # is there in the last frame of reach 3 only
+    images[3, 0, 4, 1] = 1  # reaches the watched pixel in the last frame of reach 3 only
     horizontal = variations.label_flips(Watcher(4, 4), images, "horizontal", reach=3)
     assert horizontal.tolist() == [0, 2, 4, 1]
     assert variations.label_flips(Watcher(4, 4), images, "vertical", reach=3).tolist() == [0, 2, 0, 0]
@@ -211,6 +210,10 @@ def test_contrast_keeps_the_mean():
         (lambda x: variations.translate(x, 1, padding="wrap"), "padding must be one of"),
         (lambda x: variations.scale(x, 0.0), "factor must be positive; got 0"),
         (lambda x: variations.rotate(x, torch.ones(5)), r"degrees must be one number, or one per image, shape \(3,\)"),
+        (lambda x: variations.rotate(x, "left"), "degrees must be one number, or one per image, .*; got 'left'; use"),
+        (lambda x: variations.scale(x, 10**400), "factor must be one number, or one per image, .*; got int; use"),
+        (lambda x: variations.elastic(x, 1.0, 1e9), "smoothness must be a finite number of at least 0 and at most 32; got 10"),
+        (lambda x: variations.translate(x, np.ones((2, 2))), r"shift must be .* got array\(\[\[1., 1.\], \[1., 1.\]\]\);"),
         (lambda x: variations.elastic(x, -1.0), "displacement must be a finite number of at least 0"),
         (lambda x: variations.gaussian_noise(x[0], 0.1), r"must have shape \(B, C, H, W\)"),
     ],
@@ -241,7 +244,7 @@ def test_autocast_changes_nothing(kind, dtype, seeded, device):
     assert torch.equal(actual, expected)
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted():
     images, metric = pictures(), Wasserstein(PixelGraph.grid(24, 24, 1))
 
     def results(whole, number):
@@ -262,13 +265,13 @@ def test_numbers_of_numpy_are_numbers():
         assert torch.equal(actual, expected)
 
 
-def test_white_may_be_a_rounding_step_too_bright(seeded):
+def test_white_may_be_a_rounding_step_above_1(seeded):
     images = torch.full((1, 3, 16, 16), 1 + 2.4e-7)
     for kind in PARAMETERS:
         assert variations.corrupt(images, kind, 1, seeded(0)).max() <= 1
 
 
-def test_digits_are_what_the_tests_think_they_are():
+def test_the_digits_are_as_the_tests_assume():
     images = digits()[0]
     assert images.min() == 0
     assert images.max() == 1
@@ -292,7 +295,7 @@ def test_a_deformation_refuses_a_pixel_that_noise_refuses(deform, value, message
 
 @pytest.mark.parametrize("deform", DEFORMATIONS.values(), ids=DEFORMATIONS.keys())
 def test_a_deformed_image_stays_between_its_own_extremes(deform):
-    """Whatever images stand beside it: constant ones stay what they are, to the last digit."""
+    """Whatever else is in the batch: constant images do not change at all."""
     levels = torch.tensor([0.0, 0.1, 0.3, 1 / 3, 0.7, 1.0])[:, None, None, None]
     images = levels.expand(-1, 3, 24, 24).contiguous()
     assert torch.equal(deform(images), images)

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from wassersmooth.normalized import Normalized
 from wassersmooth.robustness.intervals import wilson
-from wassersmooth.study import exhibits
+from wassersmooth.study import figure_data
 
 POINTS: dict[str, dict[str, Any]] = {
     "none": {"regularizer": "none", "eta": 0.0, "radius": 0, "mass": 0.0},
     "euclidean-eta0.2": {"regularizer": "euclidean", "eta": 0.2, "radius": 0, "mass": 0.0},
     "wasserstein-eta0.3-radius2": {"regularizer": "wasserstein", "eta": 0.3, "radius": 2, "mass": 0.0},
 }
+# As configuration: the experiment of the paper, beside which its numbers stand.
+PAPERS: dict[str, Any] = {"dataset": "cifar10", "model": "resnet20", "epochs": 200}
 NAMES = ("clean", "fgsm_8_pixel", "fgsm_25_pixel", "ifgsm20_8_pixel")
 NORMALIZED = ("fgsm_8_normalized", "fgsm_25_normalized", "ifgsm20_8_normalized")
 BEYOND = ("pgd20_margin_8_pixel", "pgd20_l2_0.5_pixel", "wasserstein20_0.5_unit_r2", "gaussian_noise_0.1", "elastic_1.5")
@@ -53,16 +55,16 @@ def fake_study(folder: Path, seeds: int = 3, normalized: bool = True, pictures: 
         for seed in range(seeds):
             place = folder / f"{point}-seed{seed}"
             place.mkdir(parents=True)
-            dice = random.Random(f"{point} {seed}")  # the same numbers every time, and a little apart from seed to seed
+            dice = random.Random(f"{point} {seed}")  # deterministic, with small differences between seeds
             write_config(place, {**settings, "seed": seed, **changes})
             write_metrics(place, dice, penalized=point != "none")
             write_provenance(place, dice, seed)
             write_evaluation(place, dice, normalized)
-            if pictures and seed:  # whose pictures they are does not matter here
-                shutil.copy(folder / f"{point}-seed0" / "exhibits.safetensors", place)
+            if pictures and seed:  # one model's pictures serve all seeds
+                shutil.copy(folder / f"{point}-seed0" / figure_data.FILE, place)
             elif pictures:
-                model, path = random_classifier(len(point)), place / "exhibits.safetensors"
-                exhibits.collect(model, images, labels, path, neighborhoods=point == "none", curve_images=20)
+                model, path = random_classifier(len(point)), place / figure_data.FILE
+                figure_data.collect(model, images, labels, path, neighborhoods=point == "none", curve_images=20)
     return folder
 
 
@@ -106,5 +108,12 @@ def write_evaluation(place: Path, dice: random.Random, normalized: bool = True) 
     record: dict[str, Any] = {"suite": "standard", "seed": 0, "entries": entries, "errors": errors, "intervals": intervals}
     record |= {"flips": flips, "translations": [{"axis": axis, "reach": 8} for axis in flips], "probes": []}
     record |= {"masking": [finding] if masked else [], "verdict": "masked: made up" if masked else "no sign of masking"}
-    record |= {"std": [0.3] if normalized else None}
+    record |= {"std": [0.3] if normalized else None, "classes": 10, "summary": "At 8/255 made-up numbers of images are wrong."}
+    sizes = (1, 2, 4, 8, 16)
+    union = {n: min(100.0, errors["clean"] + (95 - errors["clean"]) * n / sizes[-1]) for n in sizes}
+    record["curve"] = [
+        {"epsilon": n / 255, "units": "pixel", "norm": "linf", "error": error, "images": IMAGES}
+        | dict(zip(("low", "high"), wilson(round(error * IMAGES / 100), IMAGES), strict=True))
+        for n, error in union.items()
+    ]
     (place / "evaluation.json").write_text(json.dumps(record))

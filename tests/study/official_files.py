@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
+import hashlib
 import struct
+import tarfile
 from pathlib import Path
 
 import numpy as np
 
+from wassersmooth.study.data_formats import unzipped_chunks
+from wassersmooth.study.downloads import SOURCES, Source, _all_present
+
 RANDOM = np.random.default_rng(0)
+
+
+def published(name: str, folder: Path, layout: int = 0, **changes: object) -> Source:
+    """The source of a data set, as if the files of a folder were the published ones; ``changes`` replace its fields."""
+    source = SOURCES[name][layout]
+    raw = [b"".join(unzipped_chunks(path, 2**30)) for path in _all_present(folder, source)]
+    changes.setdefault("hashes", tuple(hashlib.md5(content).hexdigest() for content in raw))
+    return dataclasses.replace(source, **changes)
+
+
+def archived(name: str, folder: Path, archive: Path, layout: int = 0) -> Path:
+    """An archive of the files in a folder, in the published layout."""
+    source = SOURCES[name][layout]
+    with tarfile.open(archive, "w:gz") as opened:
+        for file in source.files:
+            opened.add(folder / file, f"{source.inside}/{file}")
+    return archive
 
 
 def idx(values: np.ndarray) -> bytes:

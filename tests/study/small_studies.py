@@ -10,14 +10,14 @@ import torch
 
 from wassersmooth.study import data
 from wassersmooth.study.config import Data, Machine, Model, RunConfig, Study, Training
+from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
 from wassersmooth.study.runs import Run
-from wassersmooth.study.screen import Screen
 from wassersmooth.study.training import training
 
 CPU = World(torch.device("cpu"))
-SILENT = Screen(quiet=True)
+SILENT = Console(quiet=True)
 
 
 def stripes(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

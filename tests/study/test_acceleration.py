@@ -1,4 +1,4 @@
-"""Faster steps are the eager step: they fall back to it with a reason, and runs that take turns do not disturb each other."""
+"""Faster steps are the eager step: they fall back to it with a reason, and interleaved runs do not disturb each other."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from study.small_studies import CPU, SILENT, tiny_run, tiny_study
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from wassersmooth.learning import fast as fast_gradients
-from wassersmooth.learning.objectives import Plain
-from wassersmooth.learning.terms import Objective
+from tests.study.small_studies import CPU, SILENT, tiny_run, tiny_study
+from wassersmooth import Euclidean
+from wassersmooth.learning.compiled import fast_gradients, prepared_step
+from wassersmooth.learning.gradient_gap import DifferentGradientsError
+from wassersmooth.learning.objective import Objective
+from wassersmooth.learning.objectives import GradientPenalty, Plain
 from wassersmooth.study import acceleration, checkpoints, experiment
 from wassersmooth.study.acceleration import (
     EagerStep,
-    FallingBack,
     FastStep,
     NotPreparedError,
+    StepWithFallback,
     apply_settings,
-    description,
-    make_step,
-    shortcuts,
-    take_turns,
+    describe,
+    fast_options,
+    interleave,
+    training_step,
 )
 from wassersmooth.study.config import Machine
 from wassersmooth.study.regularizers import Regularizer
@@ -35,7 +39,7 @@ from wassersmooth.study.training import TrainingState
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
-def test_a_step_that_fails_falls_back_for_good_and_says_why() -> None:
+def test_a_step_that_fails_falls_back_permanently_and_says_why() -> None:
     calls = []
 
     def fast(images: torch.Tensor, labels: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,19 +50,19 @@ def test_a_step_that_fails_falls_back_for_good_and_says_why() -> None:
         calls.append("eager")
         return images.sum(), images.sum()
 
-    step = FallingBack(fast, eager, "torch.compile")
-    with pytest.warns(UserWarning, match="torch.compile is not used from here on, the eager step is: no kernel for this$"):
+    step = StepWithFallback(fast, eager)
+    with pytest.warns(UserWarning, match="continues with the eager step, not the fast one: no kernel for this$"):
         step(torch.zeros(1), torch.zeros(1), 1.0)
     step(torch.zeros(1), torch.zeros(1), 1.0)
     assert calls == ["fast", "eager", "eager"]
 
 
-def test_complaints_about_the_data_are_not_taken_for_a_failure_of_the_machine() -> None:
+def test_errors_about_the_data_do_not_fall_back() -> None:
     def fast(images: torch.Tensor, labels: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
         raise ValueError("the loss must be finite")
 
     with pytest.raises(ValueError, match="finite"):
-        FallingBack(fast, fast, "torch.compile")(torch.zeros(1), torch.zeros(1), 1.0)
+        StepWithFallback(fast, fast)(torch.zeros(1), torch.zeros(1), 1.0)
 
 
 def small_eager_step(objective: Objective) -> EagerStep:
@@ -73,19 +77,25 @@ def test_only_a_step_that_cannot_be_prepared_falls_back(monkeypatch: pytest.Monk
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no kernel for this\nand a long story")
 
-    eager = small_eager_step(Plain())
-    step = FallingBack(FastStep(eager, compile=False, cuda_graph=False), eager, "the fast step")
-    with monkeypatch.context() as patched:
-        patched.setattr(fast_gradients.FastGradients, "_prepare", refuse)
-        with pytest.warns(UserWarning, match="the fast step is not used from here on, the eager step is: no kernel for this$"):
-            step(images, labels, 1.0)
-    assert step.fast is None
+    def differ(*_: object, **__: object) -> None:
+        raise DifferentGradientsError("no kernel for this")
+
+    for prepare in (refuse, differ):
+        eager = small_eager_step(Plain())
+        step = StepWithFallback(FastStep(eager, compile=False, cuda_graph=False), eager)
+        with monkeypatch.context() as patched:
+            patched.setattr(fast_gradients.FastGradients, "_prepare", prepare)
+            with pytest.warns(UserWarning, match="continues with the eager step, not the fast one: no kernel for this$"):
+                step(images, labels, 1.0)
+        assert step.fast is None
     for broken in ("optimizer", "gradients"):
         eager = small_eager_step(Plain())
         fast = FastStep(eager, compile=False, cuda_graph=False)
-        step = FallingBack(fast, eager, "the fast step")
+        step = StepWithFallback(fast, eager)
         step(images, labels, 1.0)
-        monkeypatch.setattr(*((eager.optimizer, "step") if broken == "optimizer" else (fast.gradients, "run")), refuse)
+        monkeypatch.setattr(
+            *((eager.optimizer, "step") if broken == "optimizer" else (fast.gradients, "_prepared_step")), refuse
+        )
         with pytest.raises(RuntimeError, match="no kernel"):
             step(images, labels, 1.0)
         assert step.fast is fast, "its failure has another reason"
@@ -107,34 +117,51 @@ def test_the_fast_step_under_attack_is_the_eager_one(attack: str) -> None:
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+def test_several_processes_take_the_fast_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared_step, "_compiled", lambda graph, examples: graph)  # only traced: compiling takes long
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ends = []
+        for fast in (False, True):
+            torch.manual_seed(0)
+            eager = small_eager_step(GradientPenalty(Euclidean(), 0.3))
+            eager.model = DistributedDataParallel(eager.model)
+            given = (eager.model, eager.objective, eager.optimizer, eager.noise, Machine(compile=fast), torch.device("cpu"))
+            step = training_step(*given)
+            assert isinstance(step, StepWithFallback) == fast
+            for weight in (1.0, 1.0, 1.2, 1.0):  # a batch that cannot be divided has a weight
+                step(torch.rand(6, 1, 8, 8, dtype=torch.float64), torch.arange(6) % 3, weight)
+            ends.append(torch.cat([tensor.detach().flatten().double() for tensor in eager.model.state_dict().values()]))
+        torch.testing.assert_close(ends[0], ends[1], rtol=1e-9, atol=1e-9)
+    finally:
+        dist.destroy_process_group()
+
+
 def test_on_a_cpu_the_default_step_is_the_eager_one() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for machine in (Machine(), Machine(cuda_graph=True)):
-        assert isinstance(make_step(model, Plain(), optimizer, torch.Generator(), machine, torch.device("cpu")), EagerStep)
+        assert isinstance(training_step(model, Plain(), optimizer, torch.Generator(), machine, torch.device("cpu")), EagerStep)
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("float32", False), ("tf32", True), ("bfloat16", True)])
-def test_precision_is_a_choice(precision: str, allowed: bool) -> None:
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    try:
-        apply_settings(Machine(precision=precision))  # type: ignore[arg-type]
-        assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is allowed
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+def test_precision_sets_tf32(precision: str, allowed: bool) -> None:
+    apply_settings(Machine(precision=precision))  # type: ignore[arg-type]
+    assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is allowed
 
 
 def test_bfloat16_trains(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path, precision="bfloat16")
     state = TrainingState(run.config, loaded, CPU)
-    step = state.make_step()
+    step = state.build_step()
     images, labels = loaded.train.images[:32], loaded.train.labels[:32]
     losses = [step(images, labels, 1.0)[0].item() for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]
     assert all(p.dtype == torch.float32 for p in state.model.parameters())
 
 
-def test_runs_that_take_turns_end_as_they_would_alone(tmp_path: Path) -> None:
+def test_interleaved_runs_end_as_they_would_alone(tmp_path: Path) -> None:
     regularizers = ("none", "euclidean:eta=0.2", "wasserstein-noise:eta=0.05,radius=1")
     alone = tiny_study(tmp_path, regularizers=regularizers, augment=True)
     together = dataclasses.replace(alone, machine=dataclasses.replace(alone.machine, parallel=2))
@@ -148,7 +175,7 @@ def test_runs_that_take_turns_end_as_they_would_alone(tmp_path: Path) -> None:
         assert all(first[name].equal(second[name]) for name in first)
 
 
-def test_turns_have_random_states_of_their_own_and_never_more_than_asked_for() -> None:
+def test_interleaved_runs_have_separate_random_states_and_the_limit_holds() -> None:
     running: set[int] = set()
     most = 0
 
@@ -163,7 +190,7 @@ def test_turns_have_random_states_of_their_own_and_never_more_than_asked_for() -
         running.remove(number)
 
     drawn: list[list[float]] = [[], [], [], []]
-    take_turns([work(k, drawn[k]) for k in range(4)], torch.device("cpu"), 2)
+    interleave([work(k, drawn[k]) for k in range(4)], torch.device("cpu"), 2)
     assert most == 2
     for number, values in enumerate(drawn):
         torch.manual_seed(number)
@@ -172,7 +199,7 @@ def test_turns_have_random_states_of_their_own_and_never_more_than_asked_for() -
 
 def fast_and_eager(tmp_path: Path, regularizer: str) -> tuple[EagerStep, FastStep, torch.Tensor, torch.Tensor]:
     run, loaded = tiny_run(tmp_path, regularizers=(regularizer,))
-    eager, traced = (TrainingState(run.config, loaded, CPU).make_step() for _ in range(2))
+    eager, traced = (TrainingState(run.config, loaded, CPU).build_step() for _ in range(2))
     assert isinstance(eager, EagerStep)
     assert isinstance(traced, EagerStep)
     images, labels = loaded.train.images[:8], loaded.train.labels[:8]
@@ -188,21 +215,22 @@ def fast_and_eager(tmp_path: Path, regularizer: str) -> tuple[EagerStep, FastSte
 )
 def test_the_fast_step_is_the_eager_step(tmp_path: Path, regularizer: str) -> None:
     eager, fast, images, labels = fast_and_eager(tmp_path, regularizer)
-    for size in (8, 8, 5):  # a last batch that is smaller goes the ordinary way
+    for size in (8, 8, 5):  # a smaller last batch takes the eager step
         expected = eager(images[:size], labels[:size], 1.0)
         torch.testing.assert_close(fast(images[:size], labels[:size], 1.0), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_batch_that_counts_less_takes_the_eager_step(tmp_path: Path) -> None:
+def test_a_weighted_batch_takes_the_eager_step(tmp_path: Path) -> None:
     eager, fast, images, labels = fast_and_eager(tmp_path, "euclidean:eta=0.3")
     torch.testing.assert_close(fast(images, labels, 0.5), eager(images, labels, 0.5))
 
 
+@pytest.mark.slow
 def test_training_curves_of_the_fast_step_and_of_double_backward_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over whole epochs, on the same batches: the difference is rounding, far below that between two seeds."""
-    monkeypatch.setattr(acceleration, "shortcuts", lambda machine, device: (bool(machine.compile), False))
-    monkeypatch.setattr(fast_gradients.compiled, "_known", {})
-    monkeypatch.setattr(fast_gradients, "_compiled", lambda graph, on_cuda: graph)  # only traced: compiling takes long
+    monkeypatch.setattr(acceleration, "fast_options", lambda machine, device: (bool(machine.compile), False))
+    monkeypatch.setattr(prepared_step.compile_cache, "_cache", {})
+    monkeypatch.setattr(prepared_step, "_compiled", lambda graph, examples: graph)  # only traced: compiling takes long
     curves = {}
     for name, compile, seed in (("fast", True, 0), ("double backward", False, 0), ("another seed", False, 1)):
         study = tiny_study(tmp_path, regularizers=("wasserstein:eta=0.3,radius=2",), epochs=3, compile=compile, seeds=(seed,))
@@ -213,7 +241,7 @@ def test_training_curves_of_the_fast_step_and_of_double_backward_agree(tmp_path:
     assert gap < 0.05 * (curves["another seed"] - curves["double backward"]).abs().max()
 
 
-def test_a_model_that_cannot_be_traced_falls_back_and_goes_on(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_traced_falls_back_and_trains(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path, compile=True)
     state = TrainingState(run.config, loaded, CPU)
 
@@ -222,8 +250,8 @@ def test_a_model_that_cannot_be_traced_falls_back_and_goes_on(tmp_path: Path) ->
             raise AssertionError
 
     state.model.register_forward_pre_hook(decides_by_value)
-    step = state.make_step()
-    with pytest.warns(UserWarning, match="the fast step is not used .* the eager step is: this model cannot be traced"):
+    step = state.build_step()
+    with pytest.warns(UserWarning, match="the eager step, not the fast one: this model cannot be traced"):
         step(loaded.train.images[:8], loaded.train.labels[:8], 1.0)
     assert all(p.grad is not None for p in state.model.parameters())
 
@@ -239,14 +267,11 @@ def test_a_model_that_cannot_be_traced_falls_back_and_goes_on(tmp_path: Path) ->
         (Machine(cuda_graph=False), "cuda", (True, False)),
     ],
 )
-def test_the_fast_step_is_chosen_on_cuda_and_said_in_one_line(
-    machine: Machine, device: str, expected: tuple[bool, bool]
-) -> None:
-    assert shortcuts(machine, torch.device(device)) == expected
-    line = description(machine, torch.device(device))
+def test_the_fast_step_is_chosen_on_cuda_and_announced(machine: Machine, device: str, expected: tuple[bool, bool]) -> None:
+    assert fast_options(machine, torch.device(device)) == expected
+    line = describe(machine, torch.device(device))
     assert bool(line) == any(expected)
     assert ("compiled" in line, "CUDA graph" in line) == expected
-    assert not description(machine, torch.device(device), processes=2)
 
 
 @needs_cuda

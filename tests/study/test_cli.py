@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from study.small_studies import stripes_file
 
+from tests.study.small_studies import stripes_file
 from wassersmooth import cli
 from wassersmooth.study import presets
 from wassersmooth.study.commands import COMMANDS, Reproduce, StudyCommand, Sweep, Train
@@ -60,7 +60,7 @@ def test_each_command_has_a_manual(capsys: pytest.CaptureFixture[str], name: str
         (["fly"], "the command must be one of reproduce, train, .* got 'fly'"),
         (["train", "--preset", "imagenet"], "preset must be one of cifar10-paper, .* got 'imagenet'"),
         (["train", "--preset", "digit"], "got 'digit'; perhaps you meant digits"),
-        (["train", "--preset", "zebra"], "got 'zebra'; a file of your own goes with --config"),
+        (["train", "--preset", "zebra"], "got 'zebra'; give your own file with --config"),
         (["train", "--epochs", "many"], "Error parsing --epochs"),
         (["train", "--epochs", "0"], "epochs must be at least 1; got 0"),
         (["train", "--threads", "100000"], "threads must be at most 1024, or left out; got 100000"),
@@ -76,23 +76,20 @@ def test_each_command_has_a_manual(capsys: pytest.CaptureFixture[str], name: str
         (["train", "--device", "tpu"], "device must be auto, cpu, cuda"),
         (["train", "--model", "vgg"], "model must be small, resnet20"),
         (["evaluate"], "evaluate needs the folder"),
-        (["evaluate", "nowhere"], "nowhere is not there; expected a run, a study folder"),
+        (["evaluate", "nowhere"], "nowhere does not exist; expected a run, a study folder"),
         (["evaluate", "nowhere", "--suite", "huge"], "--suite must be one of quick, paper, .*full; got 'huge'"),
         (["train", "--dataset", "nowhere.npz"], r"nowhere\.npz does not exist"),
         (["report"], "Missing.*PATH"),
-        (["report", "nowhere"], "nowhere is not there; expected a run, a study folder"),
+        (["report", "nowhere"], "nowhere does not exist; expected a run, a study folder"),
         (["bench", "--repeats", "0"], "repeats must be at least 1; got 0"),
         (["bench", "--only", "cost"], "invalid choice 'cost' for argument '--only'.*step"),
-        (["bench", "--training", "nowhere"], "nowhere is not there; expected a run, a study folder"),
+        (["bench", "--training", "nowhere"], "nowhere does not exist; expected a run, a study folder"),
         (["bench", "--model", "vgg"], "model must be small, resnet20"),
         (["sweep", "--etas", "0.1", "0.1"], "each value once"),
         (["sweep", "--etas", "8/255", "strong"], "eta must be a number, such as 0.3 or 8/255; got 'strong' in 'wasserstein"),
         (["sweep", "--etas", "8/0"], "eta must be a number, such as 0.3 or 8/255; got '8/0'"),
         (["sweep", "--regularizers", "none"], "sweep searches --regularizer with a grid .*; got --regularizers none; leave"),
         (["sweep", "--regularizer", "none"], "got --regularizer none, which has no strength .*; choose another kind, such as"),
-        (["frontier"], "frontier needs the folders of studies, or --render"),
-        (["frontier", "nowhere"], "nowhere is not there; expected a run, a study folder"),
-        (["frontier", "--render"], r"results/frontier\.json does not exist; gather runs first"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -118,6 +115,23 @@ def test_flags_go_before_the_file_and_the_file_before_the_preset(tmp_path: Path)
     assert parsed.folder == Path("runs/mine")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "folder"),
+    [
+        (["--dataset", "shapes.npz"], "shapes"),
+        (["--dataset", "data/my.photos"], "my.photos"),
+        (["--dataset", "mnist"], "mnist"),
+        (["--preset", "mnist", "--dataset", "mnist"], "mnist"),
+        (["--preset", "cifar10-quick", "--dataset", "cifar10"], "cifar10-quick"),
+        (["--dataset", "shapes.npz", "--output", "there"], "../there"),
+    ],
+)
+def test_other_data_have_a_folder_of_their_own(arguments: list[str], folder: str) -> None:
+    for command in ("train", "reproduce", "sweep"):
+        parsed = cli.parse([command, *arguments]).folder  # type: ignore[attr-defined]
+        assert parsed == (Path("there") if folder.startswith("..") else Path("runs") / folder)
+
+
 def test_the_preset_decides_the_folder_and_digits_is_the_default() -> None:
     assert cli.parse(["reproduce"]) == presets.with_preset(Reproduce(), "digits")
     assert cli.parse(["reproduce", "--preset=cifar10-quick"]).folder == Path("runs/cifar10-quick")  # type: ignore[attr-defined]
@@ -132,6 +146,7 @@ def test_lists_and_the_grid_are_flags() -> None:
     assert parsed.training.milestones == (1, 2)
 
 
+@pytest.mark.slow
 def test_train_evaluate_report_one_after_the_other(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     regularizers = ["--regularizers", "none", "wasserstein:eta=0.3,radius=2"]
     code, out, err = run(capsys, "train", *tiny_flags(tmp_path), *regularizers)
@@ -150,30 +165,11 @@ def test_train_evaluate_report_one_after_the_other(capsys: pytest.CaptureFixture
         assert {"errors", "intervals", "flips", "masking", "verdict"} <= evaluation.keys()
         assert (folder / "exhibits.safetensors").exists()
     code, out, _ = run(capsys, "evaluate", study, "--suite", "quick", "--device", "cpu", "--test-images", "20")
-    assert out.count("measured before") == 2
+    assert out.count("already measured") == 2
     code, out, _ = run(capsys, "report", study)
     assert code == 0
     assert (tmp_path / "study" / "report.html").stat().st_size > 10_000
     assert {"tables.md", "tables.tex"} <= {path.name for path in (tmp_path / "study").iterdir()}
-
-
-def test_train_evaluate_frontier_one_after_the_other(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    points = ["none", "pgd7:eta=0.02", "wasserstein+l2-adversarial:eta=0.2,radius=1,epsilon=0.1"]
-    assert run(capsys, "train", *tiny_flags(tmp_path), "--regularizers", *points)[0] == 0
-    flags = ["--suite", "frontier", "--device", "cpu", "--test-images", "12"]
-    for split in ("test", "validation"):
-        assert run(capsys, "evaluate", str(tmp_path / "study"), *flags, "--split", split)[0] == 0
-    results = tmp_path / "results" / "frontier.json"
-    code, out, err = run(capsys, "frontier", str(tmp_path / "study"), "--results", str(results))
-    assert (code, err) == (0, "")
-    assert f"{results}: 3 rows" in out
-    for rule in ("balanced", "most_robust"):
-        assert f"{rule}: --regularizers none pgd7:eta=0.02 wasserstein+l2-adversarial:eta=0.2,radius=1,epsilon=0.1" in out
-    page = results.with_suffix(".md").read_text()
-    assert all(f"| `{text}` |" in page for text in points)
-    results.with_suffix(".md").unlink()
-    assert run(capsys, "frontier", "--render", "--results", str(results))[0] == 0
-    assert results.with_suffix(".md").read_text() == page
 
 
 def test_reproduce_is_one_command_and_goes_on_where_it_was(
@@ -185,10 +181,10 @@ def test_reproduce_is_one_command_and_goes_on_where_it_was(
     assert f"report: {tmp_path / 'study' / 'report.html'}" in out
     code, out, _ = run(capsys, "reproduce", *flags)
     assert code == 0
-    assert out.count("finished before") == out.count("measured before") == 2
+    assert out.count("already finished") == out.count("already measured") == 2
     code, _, err = run(capsys, "reproduce", *flags, "--learning-rate", "0.5")
     assert code == 2
-    assert "begun with another configuration: learning_rate was" in err
+    assert "started with another configuration: learning_rate was" in err
 
 
 def test_reproduce_asks_for_matplotlib_before_it_trains(
@@ -197,7 +193,7 @@ def test_reproduce_asks_for_matplotlib_before_it_trains(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = run(capsys, "reproduce", *tiny_flags(tmp_path))
     assert code == 2
-    assert "the report needs the package matplotlib; install it with: pip install 'wassersmooth[plots]'" in err
+    assert "the report needs the package matplotlib; install it with: pip install 'wassersmooth[study]'" in err
     assert not (tmp_path / "study").exists()
 
 
@@ -268,7 +264,7 @@ def test_the_last_of_two_flags_counts(last: list[str]) -> None:
 
 
 def test_an_error_of_the_system_is_not_taken_for_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(given: object) -> int:
+    def refuse(*given: object) -> int:
         raise ConnectionRefusedError(111, "Connection refused")
 
     monkeypatch.setattr(cli, "_run", refuse)
@@ -282,7 +278,7 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     code, _, err = run(capsys, "train", "--output", str(tmp_path))
     assert code == 2
-    assert "pip install 'wassersmooth[data]'" in err
+    assert "pip install 'wassersmooth[study]'" in err
 
 
 def test_a_run_that_diverges_ends_with_exit_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -296,6 +292,7 @@ def test_a_run_that_diverges_ends_with_exit_code_1(capsys: pytest.CaptureFixture
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_python_m(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "wassersmooth", "fly"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
@@ -308,6 +305,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"wassersmooth \d+\.\d+\S*\n", out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
 def test_a_reader_that_has_enough_gets_no_traceback(
@@ -324,6 +322,7 @@ def test_a_reader_that_has_enough_gets_no_traceback(
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])  # the write fails at the end, or in the middle of the command
 def test_an_output_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch, unbuffered: str) -> None:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from study.small_studies import stripes_file
 
+from tests.study.small_studies import stripes_file
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Wasserstein
-from wassersmooth.learning.dual_norm import DualNorm
+from wassersmooth.learning.covector_norms import DualNorm
+from wassersmooth.learning.objective import Objective
 from wassersmooth.learning.objectives import GradientPenalty
-from wassersmooth.learning.terms import Objective
 from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.study import data, presets
+from wassersmooth.study.commands import StudyCommand
 from wassersmooth.study.config import Data, RunConfig, Study, flatten, with_values
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.regularizers import ATTACKS, KINDS, ON_A_GRAPH, PENALTIES, Regularizer, readable
+from wassersmooth.study.regularizers import ATTACKS, KINDS, ON_A_GRAPH, PENALTIES, Regularizer, strength_label
 
 
-@pytest.mark.parametrize("name", [name for name in presets.names() if name not in ("frontier", "cifar10-sweep")])
+@pytest.mark.parametrize("name", [name for name in presets.names() if name != "cifar10-sweep"])
 def test_each_preset_parses_and_has_the_three_columns_of_the_paper(name: str) -> None:
     study = presets.with_preset(Study(), name)
     kinds = [Regularizer.parse(text).kind for text in study.regularizers]
@@ -32,20 +35,19 @@ def test_each_preset_parses_and_has_the_three_columns_of_the_paper(name: str) ->
     }
 
 
-def test_the_presets_that_the_manual_names_are_there() -> None:
-    assert {"digits", "mnist", "cifar10-quick", "cifar10-paper", "frontier"} <= set(presets.names())
+def test_the_help_names_every_preset() -> None:
+    words = re.findall(r"[\w-]+", inspect.getsource(StudyCommand))
+    assert [name for name in presets.names() if name not in words] == []
 
 
-def test_the_frontier_trains_as_the_quick_study_does_at_many_points() -> None:
-    quick, frontier = (flatten(presets.with_preset(Study(), name)) for name in ("cifar10-quick", "frontier"))
-    apart = {"precision", "parallel", "checkpoint_every", "suite", "test_images"}
-    assert {key for key in quick if quick[key] != frontier[key]} == apart
-    points = [Regularizer.parse(text) for text in presets.with_preset(Study(), "frontier").regularizers]
-    kinds = [point.kind for point in points]
-    assert set(KINDS) - {"tikhonov-euclidean", "euclidean-length"} <= set(kinds)
-    assert all(kinds.count(kind) >= 2 for kind in set(kinds) - {"none"})
-    levels = {Regularizer(kind, level / 255) for kind in ("adversarial", "pgd7") for level in (2, 4, 8)}
-    assert {point for point in points if point.kind in ("adversarial", "pgd7")} >= levels
+@pytest.mark.parametrize(("former", "now"), [("publication", "paper"), ("frontier", "standard")])
+def test_a_run_that_names_a_suite_of_earlier_versions_opens(former: str, now: str) -> None:
+    stored = Study().runs("digits")[0].to_flat()
+    assert RunConfig.from_flat(stored | {"suite": former}, "here").evaluation.suite == now
+    with pytest.raises(StudyError, match=r"here: suite must be one of .*; got \[\]"):
+        RunConfig.from_flat(stored | {"suite": []}, "here")
+    with pytest.raises(StudyError, match="suite must be one of 'quick', 'paper', 'standard', 'full'; got 'publication'"):
+        with_values(Study(), {"suite": "publication"}, "mine.toml")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_an_unknown_key_fails_and_the_known_ones_are_listed(tmp_path: Path) -> N
         ("seeds = [1, 1]", "seeds must be one or more, each once"),
         ("seeds = [-1]", "seeds must be whole numbers"),
         ("momentum = 1.0", "momentum must be from 0 to below 1"),
-        ("validation = 1.5", "validation must be a part"),
+        ("validation = 1.5", "validation must be a fraction"),
         ("validation = 0\npatience = 3", "patience needs a validation split"),
         ("learning_rate = inf", "learning_rate must be a positive number"),
         ("sweep = 3", r"sweep must be a table; got 3; write \[sweep\], and below it the flags of a grid"),
@@ -111,7 +113,7 @@ def test_bad_values_are_refused_in_one_line(tmp_path: Path, line: str, complaint
     assert "\n" not in str(caught.value)
 
 
-def test_dashes_are_the_flags_spelling_of_underscores(tmp_path: Path) -> None:
+def test_dashes_in_a_file_mean_underscores(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("batch-size = 7\n")
     assert presets.with_file(Study(), path).training.batch_size == 7
@@ -148,7 +150,7 @@ numbers |= st.integers(1, 255).map(lambda level: level / 255)
 
 
 @given(kind=st.sampled_from(sorted(KINDS)), eta=numbers, radius=st.integers(1, 9), mass=st.just(0.0) | numbers)
-def test_a_regularizer_is_what_it_is_written_as(kind: str, eta: float, radius: int, mass: float) -> None:
+def test_a_regularizer_is_parsed_from_text(kind: str, eta: float, radius: int, mass: float) -> None:
     point = Regularizer(kind, 0.0 if kind == "none" else eta, *((radius, mass) if kind in ON_A_GRAPH else ()))
     assert Regularizer.parse(str(point)) == point
     assert not set(point.slug) & set("/:=, ")
@@ -178,11 +180,11 @@ def test_the_text_of_a_regularizer_is_short_and_exact(point: Regularizer, text: 
 
 
 def test_a_label_has_four_digits_or_the_levels_of_a_pixel() -> None:
-    assert [readable(value) for value in (8 / 255, 0.1234567, 1.0, 1e-5)] == ["8/255", "0.1235", "1", "1e-05"]
+    assert [strength_label(value) for value in (8 / 255, 0.1234567, 1.0, 1e-5)] == ["8/255", "0.1235", "1", "1e-05"]
 
 
 @given(penalty=st.sampled_from(PENALTIES), attack=st.sampled_from(ATTACKS), eta=numbers, epsilon=numbers)
-def test_a_combination_is_what_it_is_written_as_and_comes_back(penalty: str, attack: str, eta: float, epsilon: float) -> None:
+def test_a_combination_is_parsed_from_text_and_comes_back(penalty: str, attack: str, eta: float, epsilon: float) -> None:
     radius = 2 if {penalty, attack} & set(ON_A_GRAPH) else 0
     point = Regularizer(f"{penalty}+{attack}", eta, radius, epsilon=epsilon)
     assert Regularizer.parse(str(point)) == point
@@ -221,7 +223,7 @@ def test_a_bad_regularizer_is_refused_with_the_remedy(text: str, complaint: str)
         Study(regularizers=(text,))
 
 
-def test_data_beside_a_file_are_found_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_beside_a_file_are_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, here = tmp_path / "own", tmp_path / "here"
     (own / "sets").mkdir(parents=True)
     (own / "digits").mkdir()

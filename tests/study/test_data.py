@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from study.small_studies import stripes, stripes_file
+from PIL import Image
 
+from tests.study.small_studies import stripes, stripes_file
 from wassersmooth.study import data
 from wassersmooth.study.config import Data
 from wassersmooth.study.data import Part, batches, crop_and_flip
 from wassersmooth.study.errors import StudyError
 
 
-def test_digits_are_inside_and_enlarged() -> None:
+def test_digits_need_no_download_and_are_enlarged() -> None:
     found = data.load(Data())
     assert found.train.images.shape[1:] == (1, 16, 16)
     assert len(found.train) + len(found.validation) + len(found.test) == 1797
@@ -68,7 +69,7 @@ def test_an_epoch_has_each_image_once_and_the_generator_decides_the_order() -> N
     assert labels(0) == labels(0) != labels(1)
 
 
-def test_crop_and_flip_moves_each_image_on_its_own() -> None:
+def test_crop_and_flip_moves_each_image_separately() -> None:
     images = torch.rand(3, 2, 5, 6)
     moves = torch.tensor([[4, 4], [3, 6], [4, 4]])
     result = crop_and_flip(images, moves, torch.tensor([False, False, True]))
@@ -79,7 +80,7 @@ def test_crop_and_flip_moves_each_image_on_its_own() -> None:
     assert result[1].equal(moved)
 
 
-def test_augmented_batches_stay_in_the_box_and_keep_their_shape() -> None:
+def test_augmented_batches_stay_in_range_and_keep_their_shape() -> None:
     found = data.load(Data(train_images=40))
     (images, _), *_ = batches(found.train, 16, True, torch.Generator().manual_seed(0))
     assert images.shape == (16, 1, 16, 16)
@@ -92,7 +93,7 @@ def test_an_unknown_data_set_is_refused_with_the_known_ones() -> None:
         data.load(Data(dataset="imagenet"))
 
 
-def test_own_data_that_were_moved_are_found_in_data_dir(tmp_path: Path) -> None:
+def test_user_data_that_were_moved_are_found_in_data_dir(tmp_path: Path) -> None:
     here, there, below = tmp_path / "here", tmp_path / "there", tmp_path / "there" / "sets"
     here.mkdir()
     below.mkdir(parents=True)
@@ -104,7 +105,7 @@ def test_own_data_that_were_moved_are_found_in_data_dir(tmp_path: Path) -> None:
     stripes_file(below, train=48)
     found = data.load(Data(dataset="sets/stripes.npz", data_dir=there, validation=0.0))
     assert len(found.train) == 48, "its whole relative path says more than its name"
-    with pytest.raises(StudyError, match=r"stripes\.npz does not exist; .*say with --data-dir in which folder it is now"):
+    with pytest.raises(StudyError, match=r"stripes\.npz does not exist; .*give the folder that holds it with --data-dir"):
         data.load(Data(dataset=name))
     with pytest.raises(StudyError, match=r"stripes\.npz does not exist, nor in --data-dir .*here; "):
         data.load(Data(dataset=name, data_dir=here))
@@ -124,7 +125,7 @@ def test_a_moved_folder_of_images_is_found(tmp_path: Path) -> None:
     assert found.remarks[0].startswith(f"{tmp_path / 'here' / 'pictures'} has no test images: 20% of its images are kept")
 
 
-def test_bytes_that_are_nearly_black_are_remarked_and_not_changed(tmp_path: Path) -> None:
+def test_bytes_that_are_nearly_black_give_a_warning_and_stay(tmp_path: Path) -> None:
     images, labels = stripes(60, 0)
     path = tmp_path / "own.npz"
     both = {"labels": labels, "test_labels": labels}
@@ -146,7 +147,7 @@ def test_bytes_that_are_nearly_black_are_remarked_and_not_changed(tmp_path: Path
     assert "the brightest pixel is 1 in its images: nearly black" in data.load(Data(dataset=str(path))).remarks[1]
 
 
-def test_what_may_not_be_meant_about_own_data_is_remarked(tmp_path: Path) -> None:
+def test_suspicious_user_data_give_a_warning(tmp_path: Path) -> None:
     images, labels = stripes(60, 0)
     path = tmp_path / "own.npz"
     np.savez(path, images=images, labels=labels + 1)
@@ -168,3 +169,13 @@ def test_test_images_have_the_shape_of_training_images(tmp_path: Path, shape: tu
     with pytest.raises(StudyError, match=re.escape(f"{path}: {expected} both alike")) as caught:
         data.load(Data(dataset=str(path)))
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_of_images_has_class_names(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        for name in ("eel", "cat"):
+            (tmp_path / "photos" / part / name).mkdir(parents=True)
+            for number in range(4):
+                Image.new("L", (8, 8), 40 * number).save(tmp_path / "photos" / part / name / f"{number}.png")
+    assert data.load(Data(dataset=str(tmp_path / "photos"))).class_names == ("cat", "eel")
+    assert data.load(Data(dataset="digits")).class_names == ()

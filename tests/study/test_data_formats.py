@@ -1,4 +1,4 @@
-"""Official layouts, written here byte by byte; truncated, wrong and malicious files cost one clear line."""
+"""Official layouts, written here byte by byte; truncated, wrong and malicious files give one clear line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from study.official_files import RANDOM, cifar_batch, idx, write_cifar10_binary, write_mnist
 
+from tests.study.official_files import RANDOM, cifar_batch, idx, write_cifar10_binary, write_mnist
 from wassersmooth.study import data
 from wassersmooth.study.config import Data
 from wassersmooth.study.data_formats import read_cifar_python, read_idx, read_image_folder, read_npz
@@ -20,7 +20,8 @@ from wassersmooth.study.errors import StudyError
 
 
 def load(name: str, folder: Path, validation: float = 0.0) -> data.Dataset:
-    return data.load(Data(dataset=name, data_dir=folder, validation=validation, download=False))
+    """Files that are not the published ones, in the layout of ``name``."""
+    return data.load(Data(dataset=f"unofficial-{name}", data_dir=folder, validation=validation, download=False))
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -100,10 +101,10 @@ class Malicious:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (Malicious(os.system, "touch hacked"), "asks for posix.system"),
-        (Malicious(eval, "open('hacked', 'w')"), r"asks for \w+\.eval"),
-        (Malicious(np.fromfile, "/etc/passwd"), r"asks for numpy.*fromfile"),
-        ({b"data": Malicious(bytearray, 10)}, r"asks for \w+\.bytearray"),
+        (Malicious(os.system, "touch hacked"), "refers to posix.system"),
+        (Malicious(eval, "open('hacked', 'w')"), r"refers to \w+\.eval"),
+        (Malicious(np.fromfile, "/etc/passwd"), r"refers to numpy.*fromfile"),
+        ({b"data": Malicious(bytearray, 10)}, r"refers to \w+\.bytearray"),
         ({b"data": np.array([{}], dtype=object)}, "only plain numbers"),
         ([1, 2], "expected 'data'"),
         ({b"data": np.zeros((2, 3072), np.float64), b"labels": [1, 2]}, "expected 'data'"),
@@ -112,7 +113,7 @@ class Malicious:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_nothing_but_arrays_comes_out_of_a_pickle(
+def test_only_arrays_are_read_from_a_pickle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: object, complaint: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -126,7 +127,7 @@ def test_nothing_but_arrays_comes_out_of_a_pickle(
 def test_codecs_other_than_latin1_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "batch"
     path.write_bytes(b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x04\x00\x00\x00zlib\x86R.")
-    with pytest.raises(StudyError, match="asks for the codec"):
+    with pytest.raises(StudyError, match="refers to the codec"):
         read_cifar_python(path, "labels")
 
 
@@ -157,7 +158,7 @@ def test_a_truncated_pickle_is_named(tmp_path: Path) -> None:
         read_cifar_python(path, "labels")
 
 
-def test_images_and_labels_must_be_equally_many(tmp_path: Path) -> None:
+def test_images_and_labels_must_have_the_same_length(tmp_path: Path) -> None:
     write_mnist(tmp_path, zipped=False)
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(np.zeros(7, np.uint8)))
     with pytest.raises(StudyError, match=r"expected n images and n labels; got \(10, 28, 28\) and \(7,\)"):
@@ -243,14 +244,14 @@ def test_a_wrong_npz_is_refused(tmp_path: Path, arrays: dict[str, np.ndarray], c
         read_npz(tmp_path / "a.npz")
 
 
-def test_few_images_may_be_of_a_data_set_with_many_classes(tmp_path: Path) -> None:
+def test_a_few_images_may_have_many_classes(tmp_path: Path) -> None:
     """A thousand images of ImageNet-21k, for a model that was trained elsewhere."""
     np.savez(tmp_path / "a.npz", images=np.zeros((2, 4, 4)), labels=np.array([7, 21_842]))
     assert read_npz(tmp_path / "a.npz")[2] == 21_843
 
 
 @pytest.mark.parametrize("excess", [1e-6, 2**-10], ids=["float32", "float16"])
-def test_floats_that_rounding_has_put_above_one_are_one(tmp_path: Path, excess: float) -> None:
+def test_floats_slightly_above_one_are_clipped(tmp_path: Path, excess: float) -> None:
     images = RANDOM.random((2, 1, 4, 4)).astype(np.float32)
     images[0, 0, 0, 0] = 1 + excess
     np.savez(tmp_path / "a.npz", images=images, labels=np.arange(2))
@@ -301,7 +302,7 @@ def test_an_image_folder_of_gray_images_without_test_images(tmp_path: Path) -> N
     assert (len(found.train), len(found.test), found.classes, found.channels) == (12, 3, 3, 1)
 
 
-def test_gray_images_among_colored_ones_become_colored(tmp_path: Path) -> None:
+def test_gray_images_among_color_images_become_color_images(tmp_path: Path) -> None:
     write_pictures(tmp_path / "train" / "cat", mode="L")
     write_pictures(tmp_path / "train" / "dog", mode="L")
     write_pictures(tmp_path / "test" / "cat")
@@ -372,7 +373,7 @@ def test_a_broken_image_is_named(tmp_path: Path) -> None:
 
 
 def test_an_image_that_is_broken_in_the_middle_is_named(tmp_path: Path) -> None:
-    """A chunk without a proper name behind good ones: Pillow opens the file, and calls it a syntax error when it decodes it."""
+    """A chunk with a bad name after good ones: Pillow opens the file, and raises SyntaxError when it decodes it."""
     write_pictures(tmp_path / "cat")
     write_pictures(tmp_path / "dog")
     path = tmp_path / "dog" / "1.png"
@@ -396,7 +397,7 @@ def test_classes_must_agree_and_be_two_at_least(tmp_path: Path) -> None:
         data.load(Data(dataset=str(tmp_path)))
     write_pictures(tmp_path / "train" / "dog")
     write_pictures(tmp_path / "test" / "dog", count=2)
-    assert data.load(Data(dataset=str(tmp_path))).test.labels.tolist() == [1, 1]  # no cat among them: classes stay as they are
+    assert data.load(Data(dataset=str(tmp_path))).test.labels.tolist() == [1, 1]  # without a cat: the class numbers stay
     write_pictures(tmp_path / "test" / "eel")
-    with pytest.raises(StudyError, match=r"has classes that .*train has not, such as eel"):
+    with pytest.raises(StudyError, match=r"has classes that .*train does not have, such as eel"):
         data.load(Data(dataset=str(tmp_path)))

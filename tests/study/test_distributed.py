@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from study.small_studies import stripes_file
 
+from tests.study.small_studies import stripes_file
 from wassersmooth.study import checkpoints
 from wassersmooth.study.distributed import World, choose_device
 from wassersmooth.study.errors import StudyError
@@ -20,7 +20,7 @@ RUN = "wasserstein-eta0.3-radius2-seed0"
 
 
 def train(dataset: Path, output: Path, processes: int, more: str = "--epochs 3", modules: Path | None = None) -> str:
-    """Batches of 13: neither they nor the last one can be halved. The port is the system's choice."""
+    """Batches of 13: neither they nor the last one can be halved. The system chooses the port."""
     flags = f"train --dataset {dataset} --batch-size 13 --validation 0.25 --device cpu --threads 1 --output {output} {more}"
     begin = [sys.executable, "-m"]
     if processes > 1:
@@ -46,10 +46,10 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
             checkpoints.load(two.folder / "model.safetensors").tensors[name], tensor, rtol=1e-3, atol=1e-5
         )
     assert shown.count("3/3") == 1, "only the first process speaks"
-    assert "finished before" in train(dataset, tmp_path / "two", 2)
+    assert "already finished" in train(dataset, tmp_path / "two", 2)
 
 
-OF_TWO_MINDS = """
+DIFFERENT_ERRORS = """
 import os
 from torch import nn
 
@@ -67,9 +67,10 @@ def undecided(channels, classes):
 """
 
 
+@pytest.mark.slow
 def test_processes_that_validate_differently_stop_together(tmp_path: Path) -> None:
-    """As batch-norm's running statistics make them: here the second one never sees an improvement."""
-    (tmp_path / "of_two_minds.py").write_text(OF_TWO_MINDS)
+    """Batch-norm's running statistics can cause this: here the second process never sees an improvement."""
+    (tmp_path / "of_two_minds.py").write_text(DIFFERENT_ERRORS)
     more = "--epochs 8 --patience 2 --eta-ramp 0 --learning-rate 0.001 --model of_two_minds:undecided"
     train(stripes_file(tmp_path), tmp_path / "two", 2, more, tmp_path)
     errors = [row["validation_error"] for row in Run.at(tmp_path / "two" / RUN).metrics()]
@@ -83,19 +84,20 @@ import torch
 from wassersmooth.study.distributed import world
 
 with world("cpu") as here:
-    model = here.wrapped(torch.nn.Linear(2, 2))
+    model = here.wrap(torch.nn.Linear(2, 2))
     model(torch.ones(1, 2)).sum().backward()
     circle = [model]
-    circle.append(circle)  # what holds itself is not gone when its name is
+    circle.append(circle)  # a reference cycle outlives its name
     del model, circle
 threads = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
 assert not [name for name in threads if "gloo" in name], threads
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted where Linux lists them")
 def test_no_thread_of_the_group_outlives_it(tmp_path: Path) -> None:
-    """One that does can abort the process while Python shuts down: a race that is lost once in many runs."""
+    """Such a thread can abort the process while Python shuts down, rarely."""
     script = tmp_path / "last_threads.py"
     script.write_text(LAST_THREADS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
@@ -104,12 +106,12 @@ def test_no_thread_of_the_group_outlives_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 16])
-def test_the_shares_of_a_batch_add_up_to_its_mean(count: int) -> None:
+def test_the_shards_of_a_batch_add_up_to_its_mean(count: int) -> None:
     images, labels = torch.rand(count, 1, 2, 2), torch.arange(count)
     for size in (1, 2):
-        shares = [World(torch.device("cpu"), rank, size).share(images, labels) for rank in range(size)]
-        assert sorted(int(label) for _, mine, _ in shares for label in mine) == list(range(count))
-        mean = sum(weight * mine.mean() for mine, _, weight in shares) / size
+        shards = [World(torch.device("cpu"), rank, size).shard(images, labels) for rank in range(size)]
+        assert sorted(int(label) for _, mine, _ in shards for label in mine) == list(range(count))
+        mean = sum(weight * mine.mean() for mine, _, weight in shards) / size
         torch.testing.assert_close(mean, images.mean())
 
 

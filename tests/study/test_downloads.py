@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from study.official_files import write_cifar10_binary, write_mnist
 
+from tests.study.official_files import archived, published, write_cifar10_binary, write_mnist
 from wassersmooth.study import data, downloads
 from wassersmooth.study.config import Data
 from wassersmooth.study.downloads import Source, unpack
@@ -29,7 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A folder that is served on this machine alone, and its address."""
+    """A folder that is served on localhost, and its address."""
     folder = tmp_path / "served"
     folder.mkdir()
 
@@ -65,11 +65,12 @@ def test_the_local_folder_comes_first_and_needs_no_network(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_mnist(tmp_path / "data" / "mnist")
+    monkeypatch.setitem(downloads.SOURCES, "mnist", (published("mnist", tmp_path / "data" / "mnist"),))
     monkeypatch.setattr(downloads, "_fetch", lambda *arguments: pytest.fail("no download was needed"))
     assert len(data.load(Data(dataset="mnist", validation=0.0)).train) == 20
 
 
-def test_a_data_dir_without_the_files_says_which_are_wanted(tmp_path: Path, cache: Path) -> None:
+def test_a_data_dir_without_the_files_says_which_are_needed(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(StudyError, match=r"no complete cifar10 in it; put data_batch_1\.bin, .* --data-dir FOLDER"):
         data.load(Data(dataset="cifar10", data_dir=tmp_path))
     with pytest.raises(StudyError, match="no such folder"):
@@ -106,7 +107,7 @@ def test_a_wrong_file_is_refused_and_the_good_ones_stay(
     write_mnist(folder)
     names = [f"{file}.gz" for file in downloads.SOURCES["mnist"][0].files]
     hashes = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in names}
-    source = Source(downloads.SOURCES["mnist"][0].files, tuple((f"{address}/{name}", hashes[name]) for name in names))
+    source = published("mnist", folder, urls=tuple((f"{address}/{name}", hashes[name]) for name in names))
     monkeypatch.setitem(downloads.SOURCES, "mnist", (source,))
     good = (folder / names[2]).read_bytes()
     (folder / names[2]).write_bytes(good[:100])
@@ -115,7 +116,7 @@ def test_a_wrong_file_is_refused_and_the_good_ones_stay(
     assert sorted(path.name for path in (cache / "mnist").iterdir()) == sorted(names[:2])
     (folder / names[2]).write_bytes(good)
     for name in names[:2]:
-        (folder / name).unlink()  # not asked for again
+        (folder / name).unlink()  # must not be downloaded again
     assert len(data.load(Data(dataset="mnist", validation=0.0)).train) == 20
 
 
@@ -124,21 +125,20 @@ def test_an_archive_is_fetched_and_unpacked(
 ) -> None:
     folder, address = server
     write_cifar10_binary(tmp_path / "made")
-    official = downloads.SOURCES["cifar10"][0]
-    members = {f"{official.inside}/{name}": (tmp_path / "made" / name).read_bytes() for name in official.files}
-    archive = tar(folder / "cifar-10-binary.tar.gz", dict(members))
+    archive = archived("cifar10", tmp_path / "made", folder / "cifar-10-binary.tar.gz")
     md5 = hashlib.md5(archive.read_bytes()).hexdigest()
-    source = Source(official.files, ((f"{address}/{archive.name}", md5),), official.inside)
+    source = published("cifar10", tmp_path / "made", urls=((f"{address}/{archive.name}", md5),))
     monkeypatch.setitem(downloads.SOURCES, "cifar10", (source,))
     assert len(data.load(Data(dataset="cifar10", validation=0.0)).train) == 20
 
 
-def test_an_archive_in_the_data_dir_is_used(tmp_path: Path, cache: Path) -> None:
+def test_an_archive_in_the_data_dir_is_used(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar10_binary(tmp_path / "made")
-    official = downloads.SOURCES["cifar10"][0]
     (tmp_path / "mine").mkdir()
-    members = {f"{official.inside}/{name}": (tmp_path / "made" / name).read_bytes() for name in official.files}
-    tar(tmp_path / "mine" / "cifar-10-binary.tar.gz", dict(members))
+    archive = archived("cifar10", tmp_path / "made", tmp_path / "mine" / "cifar-10-binary.tar.gz")
+    md5 = hashlib.md5(archive.read_bytes()).hexdigest()
+    source = published("cifar10", tmp_path / "made", urls=((f"https://nowhere/{archive.name}", md5),))
+    monkeypatch.setitem(downloads.SOURCES, "cifar10", (source,))
     assert len(data.load(Data(dataset="cifar10", data_dir=tmp_path / "mine", validation=0.0)).train) == 20
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["cifar-10-binary.tar.gz"]
 
@@ -157,14 +157,14 @@ def test_an_archive_in_the_data_dir_is_used(tmp_path: Path, cache: Path) -> None
     ],
     ids=lambda bad: next(iter(bad)),
 )
-def test_nothing_is_unpacked_from_an_archive_that_would_write_elsewhere(tmp_path: Path, bad: dict[str, bytes]) -> None:
+def test_an_archive_with_paths_outside_the_folder_is_not_unpacked(tmp_path: Path, bad: dict[str, bytes]) -> None:
     archive = tar(tmp_path / "a.tar.gz", {"good": b"fine", **bad})
     with pytest.raises(StudyError, match="nothing was unpacked"):
         unpack(archive, tmp_path / "target")
     assert list((tmp_path / "target").iterdir()) == []
 
 
-def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_is_too_large_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(downloads, "LARGEST_ARCHIVE", 100)
     with pytest.raises(StudyError, match="would unpack to 101 bytes"):
         unpack(tar(tmp_path / "a.tar.gz", {"big": bytes(101)}), tmp_path / "target")

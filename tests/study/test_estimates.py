@@ -1,16 +1,23 @@
-"""Intervals over seeds, against scipy and by hand."""
+"""Intervals over seeds, against printed tables, scipy and by hand."""
 
 import math
 
 import pytest
 from scipy import stats
 
-from wassersmooth.study.estimates import Estimate, over_seeds, t_quantile
+from wassersmooth.study.estimates import Estimate, chance, over_seeds, t_quantile
+
+TABLE = {1: 12.7062047, 2: 4.3026527, 3: 3.1824463, 4: 2.7764451, 5: 2.5705818, 10: 2.2281389, 30: 2.0422725, 199: 1.9719565}
 
 
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 29, 30, 199])
-def test_t_quantile_is_that_of_scipy(freedom: int) -> None:
-    assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-12)
+@pytest.mark.parametrize(("freedom", "quantile"), TABLE.items())
+def test_t_quantile_is_that_of_the_tables(freedom: int, quantile: float) -> None:
+    assert t_quantile(freedom) == pytest.approx(quantile, rel=1e-7)
+    assert chance(quantile, freedom) == chance(-quantile, freedom) == pytest.approx(0.05, rel=1e-6)
+
+
+def test_without_degrees_of_freedom_chance_is_that_of_a_normal_variable() -> None:
+    assert chance(1.959963985, 0) == pytest.approx(0.05, rel=1e-6)
 
 
 def test_t_quantile_needs_two_seeds() -> None:

@@ -1,4 +1,4 @@
-"""kill -9 at any moment, and the same command again: the same weights to the last bit."""
+"""kill -9 at any moment, then the same command again: the same weights to the last bit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
-from study.small_studies import stripes_file, tiny_run, train_to_the_end
 
+from tests.study.small_studies import stripes_file, tiny_run, train_to_the_end
 from wassersmooth.study import checkpoints
 from wassersmooth.study.runs import Run
 
@@ -38,6 +39,7 @@ def command(dataset: Path, output: Path, epochs: int) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_real_command_killed_at_random_moments(tmp_path: Path) -> None:
     dataset, epochs = stripes_file(tmp_path), 40
     whole = subprocess.Popen(command(dataset, tmp_path / "whole", epochs), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -51,7 +53,7 @@ def test_a_real_command_killed_at_random_moments(tmp_path: Path) -> None:
         )
         lines = _lines(run)
         while _lines(run) <= lines and victim.poll() is None and time.monotonic() - started < 60:
-            time.sleep(0.01)  # it has to get going first
+            time.sleep(0.01)  # until it has started
         time.sleep(moments.uniform(0, 0.3))
         victim.send_signal(signal.SIGKILL)
         victim.wait(timeout=30)
@@ -64,8 +66,9 @@ def test_a_real_command_killed_at_random_moments(tmp_path: Path) -> None:
     assert [row["epoch"] for row in Run.at(run).metrics()] == list(range(1, epochs + 1))
 
 
+@pytest.mark.slow
 def test_many_kills_between_and_inside_writes(tmp_path: Path) -> None:
-    """Children that are forked, so that a life costs milliseconds and death comes at all kinds of moments."""
+    """Kill forked children, which start within milliseconds, at many different moments."""
     whole, loaded = tiny_run(tmp_path, epochs=30, batch_size=24, patience=29)
     train_to_the_end(whole, loaded)
     killed = Run(tmp_path / "killed", whole.config)

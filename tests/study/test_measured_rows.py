@@ -1,4 +1,4 @@
-"""Rows on the disk as they come: a killed evaluation goes on, and nothing of another network is taken for this one's."""
+"""Rows on disk as they are measured: a killed evaluation resumes, and rows of another network are never used."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from study.small_studies import SILENT, tiny_run, train_to_the_end
 
+from tests.study.small_studies import SILENT, tiny_run, train_to_the_end
 from wassersmooth.robustness.measurement import Measurement
 from wassersmooth.study import experiment, provenance
+from wassersmooth.study.console import Console
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.measured_rows import MeasuredRows, wrong_images
 from wassersmooth.study.runs import MEASURED
-from wassersmooth.study.screen import Screen
 
 SUBJECT = {"model_sha256": "a", "test_sha256": "b", "device": "cpu"}
 
 
-def test_what_goes_in_comes_out_of_another_process_s_copy(tmp_path: Path) -> None:
+def test_stored_rows_are_read_by_another_process(tmp_path: Path) -> None:
     rows = MeasuredRows(tmp_path / MEASURED["test"], SUBJECT)
     wrong, changes = torch.rand(37) > 0.5, torch.rand(5, 8) > 0.5
     rows["clean"], rows["flips"] = wrong, changes
@@ -27,7 +27,7 @@ def test_what_goes_in_comes_out_of_another_process_s_copy(tmp_path: Path) -> Non
     assert torch.equal(again["clean"], wrong)
     assert torch.equal(again["flips"], changes)
     assert list(again) == ["clean", "flips"]
-    with pytest.raises(TypeError, match="true or false"):
+    with pytest.raises(TypeError, match="must be boolean"):
         rows["floats"] = torch.rand(3)
 
 
@@ -62,14 +62,14 @@ def two_subjects(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("bad", "text", "left", "left_of_others"),
     [
-        (2, "\x00\x00\n", ["row0"], ["row0", "row1"]),  # it may have named another subject: what follows is nobody's
+        (2, "\x00\x00\n", ["row0"], ["row0", "row1"]),  # it may have named another subject: the rows below are dropped
         (2, '{"name": "row1", "sha\n', ["row0", "row2"], ["row0", "row1"]),
         (2, '{"name": "row1", "shape": [-8], "bits": "4A=="}\n', ["row0", "row2"], ["row0", "row1"]),
         (4, '{"subj\n', ["row0", "row1", "row2"], []),
         (0, "no json\n", [], ["row0", "row1"]),
     ],
 )
-def test_a_broken_line_in_the_middle_costs_no_others(
+def test_a_broken_line_in_the_middle_loses_no_others(
     tmp_path: Path, bad: int, text: str, left: list[str], left_of_others: list[str]
 ) -> None:
     path = tmp_path / MEASURED["test"]
@@ -93,7 +93,7 @@ def test_a_broken_line_in_the_middle_costs_no_others(
     assert not MeasuredRows(path, SUBJECT).remark, "it was said once"
 
 
-def test_a_file_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / MEASURED["test"]
     two_subjects(path)
     before, original = path.read_bytes(), Path.read_bytes
@@ -112,6 +112,7 @@ def test_a_file_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path
     assert len(MeasuredRows(path, SUBJECT)) == 3
 
 
+@pytest.mark.slow
 def test_an_evaluation_says_that_its_rows_were_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, loaded = tiny_run(tmp_path, epochs=1)
     train_to_the_end(run, loaded)
@@ -121,7 +122,7 @@ def test_an_evaluation_says_that_its_rows_were_damaged(tmp_path: Path, capsys: p
     lines = path.read_bytes().split(b"\n")
     lines[2] = lines[2][:-30]
     path.write_bytes(b"\n".join(lines))
-    experiment.measure([run], Screen(), "cpu", "quick", 12)
+    experiment.measure([run], Console(), "cpu", "quick", 12)
     assert "none-seed0: 1 line of measured.jsonl cannot be used" in capsys.readouterr().out
     path.unlink()
     path.mkdir()
@@ -131,12 +132,12 @@ def test_an_evaluation_says_that_its_rows_were_damaged(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize("content", ["", "{}\n", "no json\n", '{"subject": {"model_sha256": "another"}}\n{"name": "x"}\n'])
-def test_a_file_of_something_else_begins_anew(tmp_path: Path, content: str) -> None:
+def test_a_foreign_file_is_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / MEASURED["test"]).write_text(content)
     assert not len(MeasuredRows(tmp_path / MEASURED["test"], SUBJECT))
 
 
-def test_a_look_at_fewer_images_costs_no_row_and_another_network_has_none(tmp_path: Path) -> None:
+def test_fewer_images_lose_no_row_and_another_network_has_none(tmp_path: Path) -> None:
     path = tmp_path / MEASURED["test"]
     many, few = torch.rand(30) > 0.5, torch.rand(4) > 0.5
     MeasuredRows(path, SUBJECT)["clean"] = many
@@ -176,15 +177,16 @@ def test_a_place_is_named_by_its_commit_or_its_source() -> None:
     assert provenance.place(origin | {"commit": None}) == "source cccccccccccc on a GPU"
 
 
-def test_an_evaluation_says_which_of_its_rows_are_whose(
+@pytest.mark.slow
+def test_an_evaluation_says_which_rows_it_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, loaded = tiny_run(tmp_path, epochs=1)
     train_to_the_end(run, loaded)
     monkeypatch.setattr(provenance, "commit", lambda: "a" * 40)
     monkeypatch.setattr(provenance, "hardware", lambda device: "an old machine")
-    experiment.measure([run], Screen(), "cpu", "quick", 12)
-    assert "remembered" not in capsys.readouterr().out
+    experiment.measure([run], Console(), "cpu", "quick", 12)
+    assert "reused" not in capsys.readouterr().out
     (first,) = run.evaluation()["evaluated"]
     assert first["origin"] == provenance.origin(torch.device("cpu"))
     assert first["origin"].keys() == {"commit", "source_sha256", "versions", "hardware"}
@@ -196,7 +198,7 @@ def test_an_evaluation_says_which_of_its_rows_are_whose(
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.undo()
     before = path.read_bytes()
-    experiment.measure([run], Screen(), "cpu", "paper", 12)
+    experiment.measure([run], Console(), "cpu", "paper", 12)
     here, old, unknown = run.evaluation()["evaluated"]
     assert here["origin"] == provenance.origin(torch.device("cpu")) != old["origin"]
     assert old["origin"] == first["origin"]
@@ -205,17 +207,18 @@ def test_an_evaluation_says_which_of_its_rows_are_whose(
     names = [entry["name"] for entry in run.evaluation()["entries"]]
     assert here["rows"] == [*(name for name in names if name not in old["rows"]), "masking"]
     assert path.read_bytes().startswith(before)
-    said = [line for line in capsys.readouterr().out.splitlines() if "remembered" in line]
+    said = [line for line in capsys.readouterr().out.splitlines() if "reused" in line]
     counts = f"{len(old['rows'])} rows from aaaaaaaaaaaa on an old machine, 2 rows from an unknown commit"
     again = "move measured.jsonl away to measure everything again"
-    assert said == [f"none-seed0: remembered, not measured: {counts}; {again}"]
+    assert said == [f"none-seed0: reused, not measured again: {counts}; {again}"]
 
 
-def test_a_killed_evaluation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_a_killed_evaluation_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, loaded = tiny_run(tmp_path, epochs=1)
     train_to_the_end(run, loaded)
     asked: list[str] = []
-    original = Measurement.wrong
+    original = Measurement.perturbed
 
     def dies(self: Measurement, name: str, *rest: object) -> torch.Tensor:
         asked.append(name)
@@ -223,7 +226,7 @@ def test_a_killed_evaluation_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
         return original(self, name, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Measurement, "wrong", dies)
+    monkeypatch.setattr(Measurement, "perturbed", dies)
     with pytest.raises(KeyboardInterrupt):
         experiment.measure([run], SILENT, "cpu", "quick", 12)
     assert asked == ["clean", "fgsm_8_pixel", "fgsm_25_pixel", "ifgsm20_8_pixel"]

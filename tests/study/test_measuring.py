@@ -1,4 +1,4 @@
-"""Measuring finished runs: on the run's own data, again where a result is damaged, and with one line where it cannot be."""
+"""Evaluation of finished runs: on the run's own data, again if a result is damaged, and one line if it is impossible."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from study.small_studies import CPU, SILENT, stripes, stripes_file, tiny_run, tiny_study, train_to_the_end
 
+from tests.race import race
+from tests.study.small_studies import CPU, SILENT, stripes, stripes_file, tiny_run, tiny_study, train_to_the_end
 from wassersmooth import cli
-from wassersmooth.study import checkpoints, experiment, rows
-from wassersmooth.study.clock import clocked
+from wassersmooth.robustness.suites import perturbations
+from wassersmooth.study import checkpoints, experiment
+from wassersmooth.study.console import Console
 from wassersmooth.study.error_table import show_errors
 from wassersmooth.study.errors import DivergedError, StudyError
+from wassersmooth.study.experiment import NamedSuite, record_time
 from wassersmooth.study.runs import EVALUATIONS, Run
-from wassersmooth.study.screen import Screen
 
 
 def trained(folder: Path) -> Run:
@@ -36,15 +38,16 @@ def measure(run: Run, test_images: int | None = 12) -> dict[str, object]:
 
 
 def test_pictures_are_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    experiment.measure([trained(tmp_path)], Screen(), "cpu", "quick", 12)
+    experiment.measure([trained(tmp_path)], Console(), "cpu", "quick", 12)
     lines = capsys.readouterr().out.splitlines()
     assert next(line for line in lines if "pictures" in line).startswith("measuring ")
 
 
-def test_validation_images_have_a_file_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_validation_images_have_a_separate_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, loaded = tiny_run(tmp_path, epochs=2)
     train_to_the_end(run, loaded)
-    experiment.measure([run], Screen(), "cpu", "quick", 5000, split="validation")
+    experiment.measure([run], Console(), "cpu", "quick", 5000, split="validation")
     found = json.loads((run.folder / "validation.json").read_text())
     assert found["images"] == len(loaded.validation)
     assert found["errors"]["clean"] == pytest.approx(run.metrics()[-1]["validation_error"])
@@ -55,19 +58,20 @@ def test_validation_images_have_a_file_of_their_own(tmp_path: Path, capsys: pyte
     assert measure(run)["images"] == 12
 
 
-def test_validation_images_that_nobody_held_out(tmp_path: Path) -> None:
+def test_a_run_without_a_validation_split_is_refused(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path, epochs=1, validation=0.0)
     train_to_the_end(run, loaded)
     with pytest.raises(StudyError, match="trained without a validation split"):
         experiment.measure([run], SILENT, "cpu", "quick", split="validation")
 
 
+@pytest.mark.slow
 def test_processes_share_the_runs_of_a_study(tmp_path: Path) -> None:
     """Three processes with the same command: no run is measured twice, and each of them shows the whole table."""
     study = tiny_study(tmp_path, epochs=1, regularizers=("none", "euclidean:eta=0.1", "wasserstein:eta=0.1,radius=2"))
     runs = experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
     command = [sys.executable, "-m", "wassersmooth", "evaluate", str(tmp_path / "study"), "--suite", "quick", "--device", "cpu"]
-    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # threads of three processes would wait for each other on two cores
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # the threads of three processes would compete for two cores
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=alone) for _ in range(3)]
     shown = [process.communicate(timeout=120)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0, 0]
@@ -86,7 +90,7 @@ def test_a_run_that_another_process_measures_comes_last(
     order = []
     with first.measuring() as mine:
         assert mine
-        sharing = experiment._shared_out([first, second], Screen())
+        sharing = experiment._claimed_in_turn([first, second], Console())
         order.append(next(sharing))
     order += list(sharing)
     assert order == [second, first]
@@ -94,10 +98,11 @@ def test_a_run_that_another_process_measures_comes_last(
     held = ExitStack()
     held.enter_context(first.measuring())
     monkeypatch.setattr("wassersmooth.study.experiment.time.sleep", lambda seconds: held.close())
-    assert list(experiment._shared_out([first], Screen())) == [first]
-    assert f"waiting for what other processes measure: {first.config.name}" in capsys.readouterr().out
+    assert list(experiment._claimed_in_turn([first], Console())) == [first]
+    assert f"waiting for other processes that measure {first.config.name}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_data_that_changed_after_training_are_refused(tmp_path: Path) -> None:
     run = trained(tmp_path)
     images, labels = stripes(96, seed=5)
@@ -107,7 +112,7 @@ def test_data_that_changed_after_training_are_refused(tmp_path: Path) -> None:
         measure(run)
     assert not (run.folder / "evaluation.json").exists()
     stripes_file(tmp_path)
-    assert [measure(run, count)["images"] for count in (12, 20)] == [12, 20]  # how many are tested is not the run's data
+    assert [measure(run, count)["images"] for count in (12, 20)] == [12, 20]  # the number of test images may change
 
 
 def test_the_same_images_in_another_order_are_the_run_s_data(tmp_path: Path) -> None:
@@ -126,6 +131,7 @@ def test_a_run_that_does_not_name_its_data_is_measured(tmp_path: Path) -> None:
     assert "errors" in measure(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["", '{"suite": "qui', "[1, 2]", "\x00"])
 def test_a_result_that_cannot_be_read_is_measured_again(tmp_path: Path, damage: str) -> None:
     run = trained(tmp_path)
@@ -133,7 +139,7 @@ def test_a_result_that_cannot_be_read_is_measured_again(tmp_path: Path, damage: 
     assert "errors" in measure(run)
 
 
-def test_a_complaint_of_the_library_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_library_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **named: object) -> None:
         raise ValueError("images must be this; got that")
 
@@ -149,7 +155,7 @@ def test_images_of_one_row_have_no_vertical_flips(tmp_path: Path, capsys: pytest
     np.savez(path, images=images[:, :1], labels=labels)
     study = tiny_study(tmp_path, dataset=str(path), epochs=1)
     runs = experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
-    experiment.measure(runs, Screen(), "cpu", "quick", 12)
+    experiment.measure(runs, Console(), "cpu", "quick", 12)
     evaluation = json.loads((runs[0].folder / "evaluation.json").read_text())
     assert evaluation["flips"].keys() == {"horizontal"}
     (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  none-seed0")]
@@ -161,7 +167,7 @@ def test_the_record_of_a_study_adds_up_its_times(tmp_path: Path) -> None:
     record = tmp_path / "study" / experiment.RECORD
     experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
     first = json.loads(record.read_text())
-    runs = experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)  # finished before, and no time is lost
+    runs = experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)  # already finished: no time is added
     assert json.loads(record.read_text())["training_seconds"] >= first["training_seconds"] > 0
     experiment.measure(runs, SILENT, "cpu", "quick", 12)
     found = json.loads(record.read_text())
@@ -169,7 +175,8 @@ def test_the_record_of_a_study_adds_up_its_times(tmp_path: Path) -> None:
     assert found["seconds"] == pytest.approx(found["training_seconds"] + found["evaluation_seconds"], abs=0.01)
 
 
-def test_every_study_has_its_own_share_of_the_time(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_every_study_records_only_its_own_time(tmp_path: Path) -> None:
     studies = [tmp_path / "first", tmp_path / "second"]
     runs = [run for place in studies for run in experiment.train(tiny_study(tmp_path, epochs=1), "tiny", place, CPU, SILENT)]
     experiment.measure(runs, SILENT, "cpu", "quick", 12)
@@ -177,36 +184,35 @@ def test_every_study_has_its_own_share_of_the_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("a curve that cannot be drawn"), torch.OutOfMemoryError("no memory for it")])
-def test_pictures_that_fail_do_not_cost_the_measurement(
+def test_pictures_that_fail_do_not_lose_the_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise error
 
     run = trained(tmp_path)
-    monkeypatch.setattr(experiment.exhibits, "collect", refuse)
-    experiment.measure([run], Screen(), "cpu", "quick", 12)
+    monkeypatch.setattr(experiment.figure_data, "collect", refuse)
+    experiment.measure([run], Console(), "cpu", "quick", 12)
     assert json.loads((run.folder / "evaluation.json").read_text())["images"] == 12
     assert f"{run.name}: without pictures: {error}" in capsys.readouterr().out
 
 
-def test_networks_are_measured_in_full_precision_whatever_they_were_trained_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_networks_are_measured_in_full_precision_whatever_they_were_trained_in(tmp_path: Path) -> None:
     run = trained(tmp_path)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    torch.backends.cudnn.allow_tf32 = True
     measure(run)
     assert not torch.backends.cudnn.allow_tf32
 
 
 def explode(run: Run) -> None:
-    """As an earlier version left a run whose last step went too far: finished, and worthless."""
+    """A finished run of an earlier version whose last step made the weights infinite."""
     path = run.folder / "model.safetensors"
     stored = checkpoints.load(path)
     broken = {k: v * torch.nan if k == "model.head.weight" else v for k, v in stored.tensors.items()}
     checkpoints.save(path, broken, stored.facts)
 
 
+@pytest.mark.slow
 def test_a_run_that_answers_nan_is_named_and_the_others_are_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,7 +225,7 @@ def test_a_run_that_answers_nan_is_named_and_the_others_are_measured(
     assert "none-seed0: could not be measured" in shown.out
     assert all(f"  {run.config.name} " in shown.out for run in runs[1:])
     assert f"{runs[0].folder}: the model's outputs must be finite; got nan" in shown.err
-    assert "; training has diverged: lower --learning-rate or eta" in shown.err
+    assert "; training diverged: lower --learning-rate or eta" in shown.err
     assert shown.err.count("\n") == 1
     assert [(run.folder / "evaluation.json").exists() for run in runs] == [False, True, True]
     explode(runs[1])
@@ -242,6 +248,7 @@ def test_a_run_that_is_not_finished_is_named_and_the_others_are_measured(
     assert [(run.folder / "evaluation.json").exists() for run in runs] == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["test", "validation"])
 def test_a_run_without_its_images_is_named_and_the_others_are_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
@@ -264,35 +271,36 @@ def test_a_run_without_its_images_is_named_and_the_others_are_measured(
     assert [(run.folder / EVALUATIONS[split]).exists() for run in (*without, whole)] == [False, False, True]
 
 
-def test_a_checkpoint_is_not_thrown_away_for_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_given_as_a_model_is_not_to_be_moved_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(tmp_path)
     assert cli.main(["evaluate", str(run.checkpoint_path)]) == 2
     said = capsys.readouterr().err
     assert "checkpoint.safetensors is the checkpoint of a run" in said
-    assert "give the run's folder; its train command goes on from this file" in said
+    assert "give the run's folder; its train command continues from this file" in said
     assert "move" not in said
 
 
 def test_a_last_step_that_explodes_does_not_finish_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One step, of a finite loss: nothing but the scores of the network shows what it did."""
+    """One step with a finite loss: only the scores of the network show that it exploded."""
     study = tiny_study(tmp_path, epochs=1, batch_size=96, learning_rate=1e30)
     with pytest.raises(DivergedError, match=r"none-seed0: the network's scores are not finite after step 1 \(epoch 1\)"):
-        experiment.train(study, "tiny", tmp_path / "study", CPU, Screen())
+        experiment.train(study, "tiny", tmp_path / "study", CPU, Console())
     assert "none-seed0: stopped, its loss or its scores are not finite" in capsys.readouterr().out
     files = {path.name for path in (tmp_path / "study" / "none-seed0").iterdir()}
     assert not files & {"model.safetensors", "checkpoint.safetensors"}
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_held_more_is_not_replaced_silently(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(tmp_path)
-    experiment.measure([run], Screen(), "cpu", "paper", 24)
+    experiment.measure([run], Console(), "cpu", "paper", 24)
     fuller = run.evaluation()
     assert "no longer" not in capsys.readouterr().out
-    experiment.measure([run], Screen(), "cpu", "quick", 12)
+    experiment.measure([run], Console(), "cpu", "quick", 12)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "no longer" in line]
     assert line.startswith("none-seed0: evaluation.json holds quick on 12 images now, and no longer paper on 24; ")
     command = f"wassersmooth evaluate {run.folder} --suite paper --test-images 24"
-    assert line.endswith(f"its rows from measured.jsonl, with: {command}")
+    assert line.endswith(f"restore that from the rows in measured.jsonl with: {command}")
     assert cli.main([*command.split()[1:], "--device", "cpu"]) == 0
     assert "no longer" not in capsys.readouterr().out, "more rows, on more images"
     assert run.evaluation() == fuller
@@ -301,38 +309,55 @@ def test_an_evaluation_that_held_more_is_not_replaced_silently(tmp_path: Path, c
     assert len(rows) == len(set(rows)), "no row was measured again"
 
 
-def test_the_screen_shows_the_strongest_attacks_of_any_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_the_table_shows_the_strongest_attacks_of_any_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(tmp_path)
 
-    def heads() -> list[str]:
-        lines = capsys.readouterr().out.splitlines()
+    def heads(shown: str = "") -> list[str]:
+        lines = (shown or capsys.readouterr().out).splitlines()
         title = next(number for number, line in enumerate(lines) if line.startswith("Test error in percent on 12 images"))
         assert max(map(len, lines[title:])) <= 80
         first, second = (" ".join(line.split()) for line in lines[title + 1 : title + 3])
         return [first, second]
 
-    experiment.measure([run], Screen(), "cpu", "frontier", 12)
+    names = ("pgd20_margin_8_pixel", "multitargeted20_8_pixel", "pgd20_l2_0.5_pixel", "wasserstein20_0.5_unit_r2")
+    own = NamedSuite("own", lambda model, images: {name: perturbations("standard", (8, 8), False)[name] for name in names})
+    experiment.measure([run], Console(), "cpu", own, 12)
+    assert (run.evaluation()["suite"], list(run.evaluation()["errors"])) == ("own", ["clean", *names])
     assert heads() == ["PGD MT PGD L2 PGD W PGD flips flips", "run clean 8 px 8 px 0.5 px 0.5 horiz vert"]
-    experiment.measure([run], Screen(), "cpu", "paper", 12)
-    assert heads() == ["FGSM I-FGSM FGSM I-FGSM flips flips", "run clean 8 px 8 px 8 norm 8 norm horiz vert"]
+    experiment.measure([run], Console(), "cpu", "paper", 12)
+    line = "holds paper on 12 images now, and no longer own on 12; its rows stay in measured.jsonl, for the experiment"
+    assert line in (shown := capsys.readouterr().out)
+    assert heads(shown) == ["FGSM I-FGSM FGSM I-FGSM flips flips", "run clean 8 px 8 px 8 norm 8 norm horiz vert"]
     record = run.evaluation()
     record["errors"]["autoattack_8_pixel"] = 99.0
     (run.folder / "evaluation.json").write_text(json.dumps(record))
-    show_errors([run], Screen())
+    show_errors([run], Console())
     assert heads() == ["FGSM I-FGSM AutoA. I-FGSM flips flips", "run clean 8 px 8 px 8 px 8 norm horiz vert"]
     (run.folder / "evaluation.json").write_text(json.dumps(record | {"verdict": "masked: made up"}))
-    show_errors([run], Screen())
+    show_errors([run], Console())
     assert capsys.readouterr().out.splitlines()[-1] == "none-seed0: masked: made up"
 
 
-def test_autoattack_on_fewer_images_is_said_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_is_the_same_on_the_screen_and_on_the_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = trained(tmp_path)
+    told = measure(run)["summary"]
+    show_errors([run], Console())
+    assert told in " ".join(capsys.readouterr().out.split())
+    assert told in (run.folder / "report.html").read_text()
+    assert told in (run.folder / "report.md").read_text()
+    show_errors([run, run], Console())
+    assert " ".join(capsys.readouterr().out.split()).count(f"{run.name}: {told}") == 2
+
+
+def test_autoattack_on_fewer_images_is_noted_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = trained(tmp_path)
     record = measure(run)
     for few, line in ((5, "AutoA.: on 5 of these images"), (12, "")):
         entries = [*record["entries"], {"name": "autoattack_8_pixel", "images": few}]  # type: ignore[misc]
         errors = record["errors"] | {"autoattack_8_pixel": 99.0}  # type: ignore[operator]
         (run.folder / "evaluation.json").write_text(json.dumps(record | {"errors": errors, "entries": entries}))
-        show_errors([run], Screen())
+        show_errors([run], Console())
         assert [one for one in capsys.readouterr().out.splitlines() if one.startswith("AutoA.:")] == [line] * bool(line)
 
 
@@ -341,33 +366,18 @@ def test_a_damaged_record_of_times_stops_nothing(tmp_path: Path, capsys: pytest.
     folder = tmp_path / "study"
     folder.mkdir()
     (folder / "study.json").write_text(damage)
-    experiment.train(tiny_study(tmp_path, epochs=1), "tiny", folder, CPU, Screen())
-    said = [line for line in capsys.readouterr().out.splitlines() if line.endswith("; its times are counted from here on")]
+    experiment.train(tiny_study(tmp_path, epochs=1), "tiny", folder, CPU, Console())
+    said = [line for line in capsys.readouterr().out.splitlines() if line.endswith("; its times start again from zero")]
     assert len(said) == (not damage.startswith('{"'))
     assert json.loads((folder / "study.json").read_text())["training_seconds"] > 0
 
 
-def race(code: str, *arguments: str) -> None:
-    """Three processes that begin at once."""
-    code = "import sys; from pathlib import Path\n" + code
-    started = [subprocess.Popen([sys.executable, "-c", code, *arguments, str(k)], stdin=subprocess.PIPE) for k in range(3)]
-    for process in started:
-        process.communicate(timeout=120)
-    assert [process.returncode for process in started] == [0, 0, 0]
-
-
-def test_processes_that_end_at_once_lose_no_time(tmp_path: Path) -> None:
-    code = "from wassersmooth.study.clock import clocked\n"
-    code += "for k in range(100):\n    with clocked(Path(sys.argv[1]), f'{sys.argv[2]}.{k}_seconds', print): pass\n"
+@pytest.mark.slow
+def test_processes_that_end_at_the_same_time_lose_no_time(tmp_path: Path) -> None:
+    code = "from wassersmooth.study.experiment import record_time\n"
+    code += "for k in range(100):\n    with record_time(Path(sys.argv[1]), f'{sys.argv[2]}.{k}_seconds', print): pass\n"
     race(code, str(tmp_path / "study.json"))
     assert len(json.loads((tmp_path / "study.json").read_text())) == 3 * 100 + 1, "and their sum"
-    with clocked(tmp_path / "nowhere" / "study.json", "training_seconds", print):
+    with record_time(tmp_path / "nowhere" / "study.json", "training_seconds", print):
         pass
     assert not (tmp_path / "nowhere").exists()
-
-
-def test_processes_that_add_rows_at_once_lose_none(tmp_path: Path) -> None:
-    code = "from wassersmooth.study import rows\n"
-    code += "for k in range(100): rows.merge(Path(sys.argv[1]), [{'name': f'{sys.argv[2]}.{k}'}], ['name'])\n"
-    race(code, str(tmp_path / "rows.json"))
-    assert len(rows.read(tmp_path / "rows.json")["rows"]) == 3 * 100

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from study.small_studies import CPU, SILENT, tiny_run, tiny_study
 from torch import nn
 
+from tests.study.small_studies import CPU, SILENT, tiny_run, tiny_study
 from wassersmooth.normalized import Normalized
 from wassersmooth.study import experiment
 from wassersmooth.study.config import Model
@@ -35,7 +35,7 @@ def test_scores_for_any_number_of_channels_and_classes(name: str, size: int, act
 
 def test_the_shortcut_is_option_a_every_other_pixel_and_zero_channels() -> None:
     block = BasicBlock(4, 8, 2, "relu")
-    nn.init.zeros_(block.norm2.weight)  # the residual branch gives nothing
+    nn.init.zeros_(block.norm2.weight)  # the residual branch is zero
     x = torch.rand(2, 4, 6, 6)
     y = block(x)
     assert y[:, 2:6].equal(x[:, :, ::2, ::2])
@@ -43,7 +43,7 @@ def test_the_shortcut_is_option_a_every_other_pixel_and_zero_channels() -> None:
     assert sum(p.numel() for p in block.parameters()) == 4 * 8 * 9 + 8 * 8 * 9 + 4 * 8
 
 
-def test_the_seed_decides_the_weights_and_the_global_state_does_not_move() -> None:
+def test_the_seed_decides_the_weights_and_the_global_state_stays() -> None:
     before = torch.get_rng_state()
     first, again, other = made("small", 1), made("small", 1), made("small", 2)
     assert torch.get_rng_state().equal(before)
@@ -59,7 +59,7 @@ def test_the_small_network_couples_no_images() -> None:
     torch.testing.assert_close(model(images)[:1], model(images[:1]))
 
 
-def test_a_factory_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "from torch import nn\ndef net(channels, classes):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))\n"
     (tmp_path / "my_networks.py").write_text(code)
     monkeypatch.chdir(tmp_path)
@@ -76,7 +76,7 @@ def test_an_unknown_model_is_one_line_with_the_remedy(name: str) -> None:
 
 
 def test_timm_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library itself is optional; what is asked of it is checked here with a stand-in."""
+    """timm is optional; a stand-in checks how it is called."""
     fake = types.ModuleType("timm")
     fake.__version__ = "1"  # type: ignore[attr-defined]
     fake.is_model = lambda name: name == "resnet18"  # type: ignore[attr-defined]
@@ -105,11 +105,14 @@ OWN = {
         lambda channels, classes: nn.Linear(5, classes),
         r"does not take an image of shape \(1, 1, 8, 8\) \(RuntimeError",
     ),
-    "scores": (lambda channels, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), r"with \(1, 7\); expected .* \(1, 3\)"),
-    "tuple": (lambda channels, classes: nn.LSTM(8, classes), "does not take|answers one image with tuple"),
+    "scores": (
+        lambda channels, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, 7)),
+        r"\(1, 7\) for one image; expected .* \(1, 3\)",
+    ),
+    "tuple": (lambda channels, classes: nn.LSTM(8, classes), "does not take|returns tuple for one image"),
     "normalized": (
         lambda channels, classes: nn.Sequential(Normalized(nn.Sequential(nn.Flatten(), nn.Linear(64, classes)), 0.5, 0.25)),
-        "has a wassersmooth.Normalized inside; expected .*; return the network without it",
+        "has a wassersmooth.Normalized inside; expected .*; return the network alone",
     ),
     "frozen": (
         lambda channels, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).requires_grad_(False),
@@ -132,7 +135,7 @@ def test_a_mistake_in_a_factory_is_one_line(tmp_path: Path, monkeypatch: pytest.
 
 
 class Remembering(nn.Sequential):
-    """Keeps how many images it has trained on at once."""
+    """Records the sizes of its training batches."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self.training:
@@ -141,14 +144,14 @@ class Remembering(nn.Sequential):
         return scores
 
 
-def test_a_last_batch_of_one_image_is_refused_before_the_first_by_a_network_that_cannot_train_on_it(
+def test_a_last_batch_of_one_image_is_refused_at_once_if_the_network_cannot_train_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Remembering(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     module = types.ModuleType("own_networks")
     module.net = lambda channels, classes: network  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "own_networks", module)
-    complaint = r"one image alone \(Expected more than 1 value .*, and 72 training images in batches of 71 leave one; choose an"
+    complaint = r"one image alone \(a batch norm .*, and 72 training images in batches of 71 leave one; choose an"
     with pytest.raises(StudyError, match=complaint) as caught:
         experiment.train(tiny_study(tmp_path, model="own_networks:net", batch_size=71), "tiny", tmp_path / "a", CPU, SILENT)
     assert "\n" not in str(caught.value)
@@ -160,7 +163,7 @@ def test_a_last_batch_of_one_image_is_refused_before_the_first_by_a_network_that
         require_training_in_batches(network, loaded, 35, 2)
 
 
-def test_asking_whether_one_image_can_be_trained_on_changes_nothing(tmp_path: Path) -> None:
+def test_checking_the_last_batch_changes_nothing(tmp_path: Path) -> None:
     _, loaded = tiny_run(tmp_path)
     network = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(), nn.Flatten(), nn.Linear(64, 3)).eval()
     state = [torch.get_rng_state(), *(tensor.clone() for tensor in network.state_dict().values())]
@@ -178,14 +181,14 @@ def test_a_part_of_a_network_may_be_frozen(tmp_path: Path, monkeypatch: pytest.M
     require_fitting(Model("own_networks:net"), loaded)
 
 
-def test_a_typo_in_the_users_own_module_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_typo_in_the_users_module_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_networks.py").write_text("def net(:\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(StudyError, match=r"model broken_networks:net: .*invalid syntax"):
         made("broken_networks:net")
 
 
-def test_asking_whether_a_model_fits_draws_nothing(tmp_path: Path) -> None:
+def test_checking_a_model_draws_no_random_numbers(tmp_path: Path) -> None:
     _, loaded = tiny_run(tmp_path)
     before = torch.get_rng_state()
     require_fitting(Model("small"), loaded)

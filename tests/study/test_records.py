@@ -45,8 +45,8 @@ def test_a_subset_is_the_beginning_of_every_larger_one() -> None:
     assert contents(records(50).subset(10, 0, "n")) < contents(records(50).subset(20, 0, "n"))
 
 
-def test_a_split_is_the_same_for_everybody() -> None:
-    """A value written down once: a change of the hashing would silently give everybody another validation set."""
+def test_a_split_is_the_same_on_every_machine() -> None:
+    """A stored value: a change of the hashing would silently change every validation set."""
     images = np.arange(8 * 4, dtype=np.uint8).reshape(8, 1, 2, 2)
     assert Records(images, np.arange(8)).order(0).tolist() == [3, 6, 5, 1, 4, 2, 0, 7]
 
@@ -57,7 +57,7 @@ def test_the_label_is_part_of_the_record() -> None:
     assert first.tolist() == second.tolist()[::-1]
 
 
-def test_too_large_a_subset_is_refused() -> None:
+def test_a_subset_that_is_too_large_is_refused() -> None:
     with pytest.raises(StudyError, match="train_images must be at most 5, which is all there are; got 6"):
         records(5).subset(6, 0, "train_images")
 

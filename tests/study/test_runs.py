@@ -1,4 +1,4 @@
-"""The folder of a run: nothing in it is overwritten by a mistake, and damage is named."""
+"""The folder of a run: nothing in it is overwritten by mistake, and damage is reported."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from study.small_studies import tiny_run, train_to_the_end
 
+from tests.study.small_studies import tiny_run, train_to_the_end
 from wassersmooth.study import checkpoints, durable, provenance
 from wassersmooth.study.errors import RunStoppedError, StudyError
 from wassersmooth.study.runs import Run, runs_in
@@ -56,6 +56,16 @@ def test_the_model_comes_back_with_its_normalization(tmp_path: Path) -> None:
     assert 100 * wrong == run.metrics()[-1]["validation_error"]
 
 
+@pytest.mark.parametrize(("field", "value"), [("device", True), ("preset", None), ("patienke", None)])
+def test_a_stored_configuration_that_nobody_can_read_is_refused(tmp_path: Path, field: str, value: object) -> None:
+    """Also where the damaged field is free to change: the commands that come later read it."""
+    run, loaded = tiny_run(tmp_path)
+    train_to_the_end(run, loaded)
+    (run.folder / "config.json").write_text(json.dumps(run.config.to_flat() | {field: value}))
+    with pytest.raises(StudyError, match=f"{field}.*move the run's folder away"):
+        train_to_the_end(run, loaded)
+
+
 def test_a_changed_configuration_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path)
     train_to_the_end(run, loaded)
@@ -65,7 +75,7 @@ def test_a_changed_configuration_is_refused_and_nothing_is_touched(tmp_path: Pat
     assert contents(run.folder) == before
 
 
-def test_what_does_not_decide_the_weights_may_change(tmp_path: Path) -> None:
+def test_settings_that_do_not_affect_the_weights_may_change(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path)
     train_to_the_end(run, loaded)
     machine = dataclasses.replace(run.config.machine, threads=2, parallel=3)
@@ -73,7 +83,7 @@ def test_what_does_not_decide_the_weights_may_change(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path)
     run.folder.mkdir(parents=True)
     (run.folder / "thesis.tex").write_text("years of work")
@@ -142,7 +152,7 @@ def test_the_same_contents_are_the_same_bytes(tmp_path: Path) -> None:
     shuffled = {"classes": 3, "data": "ä", "config": {"model": "small", "eta": 0.5}}
     path = tmp_path / "model.safetensors"
     written = set()
-    for k in range(8):  # safetensors shuffles three names of its own: 8 equal files by chance are rare
+    for k in range(8):  # safetensors shuffles three entries: 8 equal files by chance are rare
         checkpoints.save(path, dict(reversed(tensors.items())) if k % 2 else tensors, shuffled if k % 2 else facts)
         written.add(path.read_bytes())
     (raw,) = written
@@ -226,7 +236,7 @@ def test_runs_are_found_below_a_study_and_alone(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path)
     train_to_the_end(run, loaded)
     assert [r.folder for r in runs_in(run.folder)] == [r.folder for r in runs_in(run.folder.parent)] == [run.folder]
-    with pytest.raises(StudyError, match="nothing is not there; expected a run, a study folder or a published model"):
+    with pytest.raises(StudyError, match="nothing does not exist; expected a run, a study folder or a published model"):
         runs_in(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StudyError, match="neither a run nor a study folder"):
@@ -239,7 +249,7 @@ def test_a_configuration_of_another_version_has_a_remedy(tmp_path: Path, field: 
     with run.claimed():
         path = run.folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
-    with pytest.raises(StudyError, match=r"config\.json: .*; written by another version\? update, or move the run's"):
+    with pytest.raises(StudyError, match=r"config\.json: .*; it may be from another version: update, or move the run's"):
         runs_in(run.folder.parent)
 
 
@@ -254,11 +264,11 @@ def test_a_checkpoint_holds_no_pickle_and_everything_that_changes(tmp_path: Path
     stored = checkpoints.load(run.checkpoint_path)
     groups = {name.split("/")[0] for name in stored.tensors}
     assert groups == {"model", "optimizer", "random"}
-    assert stored.under("random").keys() == {"cpu", "order", "noise"}
+    assert stored.with_prefix("random").keys() == {"cpu", "order", "noise"}
     assert stored.facts.keys() == {"config", "data", "epoch", "steps", "best_error", "best_epoch", "scores"}
 
 
-def test_a_configuration_is_settled_anew_while_nothing_is_trained(tmp_path: Path) -> None:
+def test_a_configuration_may_change_until_something_is_trained(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path)
     with run.claimed():
         pass
@@ -282,8 +292,9 @@ def test_a_checkpoint_in_the_place_of_the_model_is_named(tmp_path: Path) -> None
         run.load_model()
 
 
-def test_processes_may_write_one_file_at_once(tmp_path: Path) -> None:
-    """As several evaluations do with the record of their study: each write is whole, and nobody's is in the way."""
+@pytest.mark.slow
+def test_processes_may_write_one_file_at_the_same_time(tmp_path: Path) -> None:
+    """As evaluations do with the record of their study: each write is complete, and none fails."""
     code = "import sys; from pathlib import Path; from wassersmooth.study import durable\n"
     code += "print(flush=True); input()  # until all are ready\n"
     code += "for k in range(200): durable.write(Path(sys.argv[1]), sys.argv[2].encode() * 5000)"
@@ -304,12 +315,12 @@ def test_processes_may_write_one_file_at_once(tmp_path: Path) -> None:
 
 
 def test_a_read_only_file_system_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing can be opened for writing, nothing can be removed either."""
+    """On a read-only disk the temporary file cannot be removed either."""
 
     def refuse(path: Path, *arguments: object, **options: object) -> None:
         raise OSError(30, "Read-only file system", str(path))
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(durable.os, "open", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
     with pytest.raises(RunStoppedError, match=r"a\.json cannot be written \(Read-only file system\)"):
         durable.write_json(tmp_path / "a.json", {})

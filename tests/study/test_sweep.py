@@ -14,17 +14,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from study.small_studies import CPU, SILENT, tiny_study
+from torch import nn
 
+from tests.study.small_studies import CPU, SILENT, tiny_study
 from wassersmooth import cli
 from wassersmooth.study import data, presets
 from wassersmooth.study.config import Study
+from wassersmooth.study.console import Console
+from wassersmooth.study.data import Dataset
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
-from wassersmooth.study.runs import read_json, runs_in
-from wassersmooth.study.screen import Screen
+from wassersmooth.study.runs import Run, runs_in
 from wassersmooth.study.search import heatmap, sweep
-from wassersmooth.study.search.selection import SELECTIONS, Measured, choose, select
+from wassersmooth.study.search.selection import SELECTIONS, Measured, choose, read_sweep, select
 from wassersmooth.study.search.shared_grid import SharedGrid
 from wassersmooth.study.search.sweep import Grid
 
@@ -60,10 +62,45 @@ def test_the_rule_holds_for_any_grid(errors: list[tuple[float, float]]) -> None:
     assert all(m.robust >= chosen.robust for m in measured if m.clean <= best + 1)
 
 
+def test_a_network_that_answers_with_one_class_is_never_chosen() -> None:
+    good, constant = Measured(point(0.1), 30.0, 80.0), Measured(point(1.0), 29.0, 29.0, one_answer=True)
+    assert choose([good, constant]) == good
+    selected = select([good, constant], Measured(Regularizer("none"), 30.0, 90.0))
+    assert set(selected.values()) == {good}
+    with pytest.raises(StudyError, match="all 1 points of the grid have networks that give all images one label"):
+        choose([constant])
+
+
+def test_such_a_network_is_found_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The strong penalty is replaced by a network whose head is zero: its attacks never succeed."""
+    original = Run.load_model
+
+    def load_model(self: Run, data: Dataset | None = None) -> nn.Module:
+        model = original(self, data)
+        if self.config.regularizer.eta == 1.0:
+            for parameter in list(model.parameters())[-2:]:
+                nn.init.zeros_(parameter)
+        return model
+
+    monkeypatch.setattr(Run, "load_model", load_model)
+    study = tiny_study(tmp_path, epochs=1)
+    for _ in range(2):  # the second time from the journal
+        grid = Grid(etas=(0.1, 1.0), radii=(1,))
+        assert sweep.sweep(study, grid, "tiny", tmp_path / "sweep", CPU, Console()).eta == 0.1
+    shown = capsys.readouterr().out
+    assert shown.count("gives all images one label, so it cannot be chosen") == 1
+    assert shown.count("one label for all") == 2
+    stored = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert [one["one_answer"] for one in stored["points"]] == [False, True]
+
+
 def run_sweep(study: Study, folder: Path, grid: Grid = GRID) -> Regularizer:
     return sweep.sweep(study, grid, "tiny", folder, CPU, SILENT)
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_every_point_once_and_draws_the_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = tiny_study(tmp_path, epochs=2, seeds=(0, 1))
     measured: list[Regularizer] = []
@@ -84,7 +121,7 @@ def test_a_sweep_measures_every_point_once_and_draws_the_grid(tmp_path: Path, mo
     assert {entry["seeds"] for entry in stored["points"]} == {2}
     assert stored["searches"]["wasserstein"]["recipe"]["images"] == len(original_load(study.data).validation) > 0
     monkeypatch.setattr(sweep, "IMAGES", 3)
-    with pytest.raises(StudyError, match="other values of images"):  # points on other images do not compare
+    with pytest.raises(StudyError, match="other values of images"):  # results on other images cannot be compared
         run_sweep(study, tmp_path / "sweep")
     monkeypatch.undo()
     monkeypatch.setattr(sweep, "_measure", lambda study, found, *rest: measured.extend(found) or original(study, found, *rest))
@@ -128,24 +165,26 @@ def test_a_sweep_trains_the_point_that_it_records(tmp_path: Path) -> None:
     assert trained["adversarial-eta8_255-seed0"].eta == 8 / 255
 
 
-def test_sweeps_of_several_kinds_that_end_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_of_several_kinds_that_end_at_the_same_time_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = Measured(Regularizer("none"), 10.0, 50.0)
 
     def conclude(kind: str) -> None:
         sweep._conclude([Measured(Regularizer(kind, 0.1), 10.0, 40.0)], plain, {}, tmp_path, SILENT)
 
     def read_slowly(path: Path, *rest: str) -> dict[str, object]:
-        found = read_json(path, *rest)
-        time.sleep(0.3)  # time enough for the other one to read the same
+        found = read_sweep(path, *rest)
+        time.sleep(0.3)  # long enough for the other process to read the same
         return found
 
     monkeypatch.setattr(heatmap, "draw", lambda *rest: "not drawn")
     conclude("euclidean")
-    monkeypatch.setattr(sweep, "read_json", read_slowly)
+    monkeypatch.setattr(sweep, "read_sweep", read_slowly)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(conclude, ["dual-norm", "pgd7"]))
     kinds = {"euclidean", "dual-norm", "pgd7"}
-    assert read_json(tmp_path / "sweep.json", "a sweep")["searches"].keys() == kinds
+    assert read_sweep(tmp_path / "sweep.json", "a sweep")["searches"].keys() == kinds
     train = presets.with_file(Study(), tmp_path / "selected.toml")
     assert {Regularizer.parse(text).kind for text in train.regularizers} == {"none", *kinds}
 
@@ -184,7 +223,7 @@ def test_whole_numbers_in_a_file_are_strengths_too(tmp_path: Path) -> None:
         cli.parse(["sweep", "--config", str(path)])
 
 
-def test_numbers_of_a_grid_are_taken_to_the_last_bit() -> None:
+def test_numbers_of_a_grid_keep_every_bit() -> None:
     etas, masses = (0.1 + 0.2, 1e-7 / 3, 1e18), (0.0, 2 / 3)
     expected = [Regularizer("wasserstein", eta, radius, mass) for eta in etas for radius in (1, 5) for mass in masses]
     assert Grid(etas=etas, radii=(1, 5), masses=masses).points() == expected
@@ -220,16 +259,18 @@ def test_the_heat_map_has_room_for_its_title_and_a_radius_where_there_is_one(
     assert ticks == [[str(radius) for radius in radii if radius]] * len(masses)
 
 
-def test_a_choice_that_is_no_better_than_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_choice_that_is_no_better_than_no_regularizer_gives_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = Measured(Regularizer("none"), 10.0, 50.0)
     for found, said in (
         (Measured(point(0.2), 10.5, 51.0), True),
         (Measured(point(0.2), 10.5, 49.0), False),
         (Measured(point(0.2), 9.5, 51.0), False),
     ):
-        sweep._conclude([found], plain, {}, tmp_path, Screen())
+        sweep._conclude([found], plain, {}, tmp_path, Console())
         line = (
-            "beware: the chosen point is no better than the unregularized network, neither in clean nor in robust error (10.50"
+            "warning: the chosen point is no better than the unregularized network, neither in clean nor in robust error (10.50"
         )
         assert (line in capsys.readouterr().out) == said
 
@@ -279,7 +320,7 @@ def die_with_a_point(tmp_path: Path) -> int:
     if child == 0:
         try:
             grid = shared(tmp_path)
-            with grid.alive(grid.next_trial(SILENT)):  # type: ignore[arg-type]
+            with grid.heartbeat(grid.next_trial(SILENT)):  # type: ignore[arg-type]
                 (tmp_path / "working").touch()
                 time.sleep(60)
         finally:
@@ -292,7 +333,7 @@ def die_with_a_point(tmp_path: Path) -> int:
     return child
 
 
-def test_the_point_of_a_killed_worker_is_taken_up_again(tmp_path: Path) -> None:
+def test_the_point_of_a_killed_worker_is_measured_by_another(tmp_path: Path) -> None:
     die_with_a_point(tmp_path)
     survivor = shared(tmp_path)
     done = []
@@ -302,7 +343,7 @@ def test_the_point_of_a_killed_worker_is_taken_up_again(tmp_path: Path) -> None:
     assert len(survivor.study.trials) == len(GRID.points()) + 1  # the dead one, and each point once
 
 
-def test_a_worker_on_another_machine_is_dead_after_its_grace(tmp_path: Path) -> None:
+def test_a_worker_on_another_machine_counts_as_dead_after_the_grace(tmp_path: Path) -> None:
     gone, survivor = shared(tmp_path), shared(tmp_path, grace=1.0)
     trial = gone.next_trial(SILENT)
     assert trial is not None
@@ -312,14 +353,14 @@ def test_a_worker_on_another_machine_is_dead_after_its_grace(tmp_path: Path) -> 
     while (next_one := survivor.next_trial(SILENT)) is not None:
         done.append(finish(survivor, next_one))
     assert sorted(done, key=str) == sorted(GRID.points(), key=str)
-    assert done[-1] == lost  # it was waited for
+    assert done[-1] == lost  # the survivor waited for it
 
 
-def test_a_point_whose_worker_raised_is_given_back(tmp_path: Path) -> None:
+def test_a_point_is_released_when_its_worker_raises(tmp_path: Path) -> None:
     grid = shared(tmp_path)
     trial = grid.next_trial(SILENT)
     assert trial is not None
-    with pytest.raises(KeyboardInterrupt), grid.alive(trial):
+    with pytest.raises(KeyboardInterrupt), grid.heartbeat(trial):
         raise KeyboardInterrupt
     done = []
     while (next_one := grid.next_trial(SILENT)) is not None:
@@ -327,23 +368,23 @@ def test_a_point_whose_worker_raised_is_given_back(tmp_path: Path) -> None:
     assert sorted(done, key=str) == sorted(GRID.points(), key=str)
 
 
-def test_one_sign_of_life_that_fails_does_not_end_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_heartbeat_that_fails_does_not_end_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = SharedGrid(GRID.points(), "test", str(tmp_path / "journal"), grace=0.2, recipe={})
     trial = grid.next_trial(SILENT)
     assert trial is not None
-    signs: list[float] = []
+    beats: list[float] = []
 
-    def sign(trial: object) -> None:
-        signs.append(time.time())
-        if len(signs) == 1:
+    def beat(trial: object) -> None:
+        beats.append(time.time())
+        if len(beats) == 1:
             raise OSError("the disk is busy")
 
-    monkeypatch.setattr(grid, "_sign", sign)
-    with grid.alive(trial):
+    monkeypatch.setattr(grid, "_beat", beat)
+    with grid.heartbeat(trial):
         deadline = time.time() + 10
-        while len(signs) < 3 and time.time() < deadline:
+        while len(beats) < 3 and time.time() < deadline:
             time.sleep(0.02)
-    assert len(signs) >= 3
+    assert len(beats) >= 3
 
 
 def test_points_are_attacked_in_full_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,22 +396,19 @@ def test_points_are_attacked_in_full_precision(tmp_path: Path, monkeypatch: pyte
         return errors(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sweep, "_errors", noted)
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    try:
-        study = tiny_study(tmp_path, epochs=1, precision="tf32")
-        sweep.sweep(study, Grid("euclidean", (0.1,)), "tiny", tmp_path / "sweep", CPU, SILENT)
-        assert seen == [(False, False)] * 2
-        assert torch.backends.cudnn.allow_tf32, "the next points are trained as they were asked to be"
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    study = tiny_study(tmp_path, epochs=1, precision="tf32")
+    sweep.sweep(study, Grid("euclidean", (0.1,)), "tiny", tmp_path / "sweep", CPU, SILENT)
+    assert seen == [(False, False)] * 2
+    assert torch.backends.cudnn.allow_tf32, "the next points are trained as they were asked to be"
 
 
 def test_workers_must_agree_on_everything_else(tmp_path: Path) -> None:
     shared(tmp_path)
-    with pytest.raises(StudyError, match="this sweep was begun with other values of recipe"):
+    with pytest.raises(StudyError, match="this sweep was started with other values of recipe"):
         shared(tmp_path, recipe="b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [1, 25, None])
 def test_half_a_line_at_the_end_of_the_journal_is_cut_off(tmp_path: Path, cut: int | None) -> None:
     grid, journal = shared(tmp_path), tmp_path / "sweep.journal"
@@ -387,7 +425,7 @@ def test_half_a_line_at_the_end_of_the_journal_is_cut_off(tmp_path: Path, cut: i
     assert not list(tmp_path.glob("*.lock"))
 
 
-def test_a_file_of_something_else_is_not_cut(tmp_path: Path) -> None:
+def test_a_foreign_file_is_not_cut(tmp_path: Path) -> None:
     (tmp_path / "sweep.journal").write_text("years of work\nand no end")
     with pytest.raises(StudyError, match="cannot be used"):
         shared(tmp_path)
@@ -403,7 +441,7 @@ def test_a_damaged_journal_is_moved_away_and_finished_runs_are_found_again(
     journal = folder / "sweep.journal"
     lines = journal.read_bytes().split(b"\n")
     journal.write_bytes(b"\n".join([*lines[:3], lines[3][:-9], *lines[4:]]))
-    with pytest.raises(StudyError, match="move it away and give the command again: runs that are finished are found"):
+    with pytest.raises(StudyError, match="move it away and run the command again: finished runs are found"):
         run_sweep(study, folder, grid)
     journal.rename(folder / "damaged.journal")
 
@@ -415,13 +453,14 @@ def test_a_damaged_journal_is_moved_away_and_finished_runs_are_found_again(
     assert (folder / "sweep.json").read_bytes() == found
 
 
-def test_a_damaged_sweep_json_does_not_cost_the_study(tmp_path: Path) -> None:
+def test_a_damaged_sweep_json_does_not_lose_the_study(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text("{")
     found, plain = [Measured(point(), 10.0, 40.0)], Measured(Regularizer("none"), 10.0, 50.0)
-    with pytest.raises(StudyError, match="; restore it, or move it away and give the sweep command of each kind again"):
+    with pytest.raises(StudyError, match="; restore it, or move it away and run the sweep command of each kind again"):
         sweep._conclude(found, plain, {}, tmp_path, SILENT)
 
 
+@pytest.mark.slow
 def test_a_database_as_storage(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/sweep.db"
     grid = SharedGrid(GRID.points(), "test", url, 300.0, {})
@@ -455,7 +494,7 @@ def test_bad_sweeps_are_refused(tmp_path: Path) -> None:
         ((0.1, 4), (0.1,), (4,), ""),
     ],
 )
-def test_a_choice_at_the_edge_of_the_grid_is_said(
+def test_a_choice_at_the_edge_of_the_grid_gives_a_warning(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     chosen: tuple[float, int],
@@ -465,10 +504,10 @@ def test_a_choice_at_the_edge_of_the_grid_is_said(
 ) -> None:
     points = [(eta, radius) for eta in etas for radius in radii]
     found = [Measured(point(*one), 9.0, 30.0 if one == chosen else 40.0) for one in points]
-    assert sweep._conclude(found, Measured(Regularizer("none"), 10.0, 50.0), {}, tmp_path, Screen()) == point(*chosen)
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("beware: ")]
+    assert sweep._conclude(found, Measured(Regularizer("none"), 10.0, 50.0), {}, tmp_path, Console()) == point(*chosen)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert len(said) == bool(edges)
-    assert all(line.startswith(f"beware: the chosen point lies at the edge of the grid: {edges}; ") for line in said)
+    assert all(line.startswith(f"warning: the chosen point lies at the edge of the grid: {edges}; ") for line in said)
 
 
 def test_regularizers_of_a_preset_or_a_file_do_not_stop_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,7 +519,7 @@ def test_regularizers_of_a_preset_or_a_file_do_not_stop_a_sweep(tmp_path: Path, 
     assert cli.main(["sweep", "--device", "cpu", "--config", str(path), "--regularizers", "euclidean:eta=0.3"]) == 2
 
 
-def test_remarks_are_said_before_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_remarks_are_printed_before_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = tiny_study(tmp_path, epochs=1, milestones=(5,))
-    sweep.sweep(study, Grid(etas=(0.1,), radii=(1,)), "tiny", tmp_path / "sweep", CPU, Screen())
+    sweep.sweep(study, Grid(etas=(0.1,), radii=(1,)), "tiny", tmp_path / "sweep", CPU, Console())
     assert capsys.readouterr().out.count("--milestones 5: never reached in 1 epochs") == 1

@@ -1,4 +1,4 @@
-"""The loop: it learns, follows its schedule, stops where it should, and goes on where it was."""
+"""The loop: it learns, follows its schedule, stops early, and resumes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from robustness.small_models import Around
-from study.small_studies import CPU, SILENT, tiny_run, tiny_study, train_to_the_end
 
+from tests.robustness.small_models import Around
+from tests.study.small_studies import CPU, SILENT, tiny_run, tiny_study, train_to_the_end
 from wassersmooth._checks import NotFiniteError
 from wassersmooth.study import checkpoints, experiment
+from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.errors import DivergedError, RunStoppedError, StudyError
 from wassersmooth.study.runs import NEW_FIELDS, Run
-from wassersmooth.study.screen import Screen
-from wassersmooth.study.training import EVALUATION_BATCH, TrainingState, _require_finite, attacked_error, error, training
+from wassersmooth.study.training import (
+    EVALUATION_BATCH,
+    TrainingState,
+    _require_finite,
+    attacked_error,
+    error_percent,
+    training,
+)
 
 PENALTIES = ["none", "euclidean:eta=0.2", "wasserstein:eta=0.3,radius=2", "uniform:eta=0.3,radius=1,mass=0.1"]
 PENALTIES += ["dual-length:eta=0.2", "wasserstein-length:eta=0.2,radius=1", "euclidean-length:eta=0.2"]
@@ -38,6 +45,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regularizer", PENALTIES + OTHERS + SIGNED)
 def test_every_regularizer_trains(tmp_path: Path, regularizer: str) -> None:
     run, loaded = tiny_run(tmp_path, regularizers=(regularizer,), epochs=8)
@@ -67,9 +75,9 @@ def test_eta_grows_to_its_full_strength(tmp_path: Path) -> None:
     assert etas == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
 
 
-def test_a_ramp_that_does_not_end_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ramp_that_does_not_end_gives_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = tiny_study(tmp_path, regularizers=("none", "euclidean:eta=0.4"), epochs=2, eta_ramp=8)
-    experiment.train(study, "tiny", tmp_path / "runs", CPU, Screen())
+    experiment.train(study, "tiny", tmp_path / "runs", CPU, Console())
     said = [line for line in capsys.readouterr().out.splitlines() if "strength" in line]
     assert said == ["euclidean-eta0.4-seed0: eta ends at 2/8 of its strength; shorten --eta-ramp, or train longer"]
     experiment.train(
@@ -77,7 +85,7 @@ def test_a_ramp_that_does_not_end_is_said(tmp_path: Path, capsys: pytest.Capture
         "whole",
         tmp_path / "whole",
         CPU,
-        Screen(),
+        Console(),
     )
     assert "strength" not in capsys.readouterr().out
 
@@ -87,7 +95,7 @@ def test_the_ramp_reaches_the_objective(tmp_path: Path) -> None:
     state = TrainingState(run.config, loaded, CPU)
     images, labels = loaded.train.images[:8], loaded.train.labels[:8]
     state.optimizer.param_groups[0]["lr"] = 0.0
-    step = state.make_step()
+    step = state.build_step()
     penalties = []
     for eta in (0.1, 0.2):
         state.eta.fill_(eta)
@@ -97,28 +105,30 @@ def test_the_ramp_reaches_the_objective(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [None, 3, BATCH + 1])
 def test_the_error_is_that_of_the_first_images(limit: int | None) -> None:
-    """The network answers with the place of the bright pixel, which is wrong for every third image."""
+    """The network predicts the position of the bright pixel, which is wrong for every third image."""
     labels = torch.arange(BATCH + 20) % 4
     images = torch.zeros(len(labels), 1, 1, 4)
     images[torch.arange(len(labels)), 0, 0, (labels + (torch.arange(len(labels)) % 3 == 0)) % 4] = 1
     wrong = (torch.arange(len(labels)) % 3 == 0)[:limit]
-    found = error(torch.nn.Flatten(), Part(images, labels), limit)
+    found = error_percent(torch.nn.Flatten(), Part(images, labels), limit)
     assert found is not None
     assert found.item() == pytest.approx(100 * wrong.double().mean().item())
-    assert error(torch.nn.Flatten(), Part(images[:0], labels[:0])) is None
+    assert error_percent(torch.nn.Flatten(), Part(images[:0], labels[:0])) is None
 
 
-def test_images_are_kept_from_models_that_change_what_they_are_given() -> None:
+def test_images_are_protected_from_models_that_change_their_input() -> None:
     images, labels = torch.rand(12, 1, 1, 3), torch.arange(12) % 3
     before = images.clone()
-    error(Around(torch.nn.Flatten(), lambda x: x.sub_(0.5)), Part(images, labels))
+    error_percent(Around(torch.nn.Flatten(), lambda x: x.sub_(0.5)), Part(images, labels))
     assert torch.equal(images, before)
 
 
 def test_early_stopping_keeps_the_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = iter([30.0, 10.0, 20.0, 10.0, 15.0, 0.0])
     run, loaded = tiny_run(tmp_path, epochs=20, patience=3)
-    monkeypatch.setattr("wassersmooth.study.training.error", lambda model, part, limit=None: 0.0 if limit else next(errors))
+    monkeypatch.setattr(
+        "wassersmooth.study.training.error_percent", lambda model, part, limit=None: 0.0 if limit else next(errors)
+    )
     seen = []
     original = TrainingState.end_epoch
 
@@ -133,7 +143,7 @@ def test_early_stopping_keeps_the_best_weights(tmp_path: Path, monkeypatch: pyte
 
 
 def with_errors(run: Run, loaded: Dataset, errors: list[float]) -> TrainingState:
-    """A state after as many epochs, in each of which the last bias is the number of the epoch."""
+    """A state after that many epochs; the last bias is the number of the epoch."""
     state = TrainingState(run.config, loaded, CPU)
     for number, validation_error in enumerate(errors, 1):
         state.begin_epoch()
@@ -155,19 +165,21 @@ def test_no_epoch_of_a_ramp_is_the_best_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("regularizer", ["none", "pgd7:eta=8/255"])
-def test_where_nothing_grows_patience_begins_at_once(tmp_path: Path, regularizer: str) -> None:
+def test_without_a_ramp_patience_counts_from_the_start(tmp_path: Path, regularizer: str) -> None:
     run, loaded = tiny_run(tmp_path, regularizers=(regularizer,), epochs=20, patience=2, eta_ramp=10)
     assert with_errors(run, loaded, [5.0, 6.0, 7.0]).out_of_patience
 
 
-def test_the_checkpoints_of_earlier_versions_go_on(tmp_path: Path) -> None:
-    """They hold a schedule, which follows from the epoch, and perhaps a best epoch out of the ramp."""
+def test_the_checkpoints_of_earlier_versions_resume(tmp_path: Path) -> None:
+    """They hold a schedule, which is not needed, and perhaps a best epoch inside the ramp."""
     run, loaded = tiny_run(tmp_path, regularizers=("euclidean:eta=0.4",), epochs=20, patience=2, eta_ramp=4)
     with run.claimed():
         with_errors(run, loaded, [5.0, 6.0]).save(run)
+        for epoch in (1, 2):
+            run.append_metrics({"epoch": epoch, "seconds": 1.0})
         stored = checkpoints.load(run.checkpoint_path)
         earlier = {"best_error": 5.0, "best_epoch": 1, "schedule": {"learning_rate": 0.02, "eta": 0.2}}
-        best = {f"best/{name}": tensor for name, tensor in stored.under("model").items()}
+        best = {f"best/{name}": tensor for name, tensor in stored.with_prefix("model").items()}
         checkpoints.save(run.checkpoint_path, stored.tensors | best, stored.facts | earlier)
         state = TrainingState(run.config, loaded, CPU)
         state.resume(run)
@@ -176,7 +188,7 @@ def test_the_checkpoints_of_earlier_versions_go_on(tmp_path: Path) -> None:
     assert state.eta.item() == pytest.approx(0.3)
 
 
-def test_a_run_that_stopped_early_does_not_go_on(tmp_path: Path) -> None:
+def test_a_run_that_stopped_early_is_not_continued(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path, epochs=40, patience=2)
     train_to_the_end(run, loaded)
     before, epochs = weights(run), len(run.metrics())
@@ -186,7 +198,7 @@ def test_a_run_that_stopped_early_does_not_go_on(tmp_path: Path) -> None:
     assert len(run.metrics()) == epochs
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_names_where(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path, epochs=4, learning_rate=1e30)
     complaint = r"the loss is nan at step \d+ \(epoch 1\) with learning rate 1e\+30; the last good checkpoint is none"
     with pytest.raises(RunStoppedError, match=complaint) as caught:
@@ -195,8 +207,8 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_where(tmp_path: Path) 
     assert not run.checkpoint_path.exists()
 
 
-def test_a_step_that_only_shows_its_loss_at_the_end_of_an_epoch_is_named_too(tmp_path: Path) -> None:
-    """On CUDA nobody looks at a loss while the GPU is at work."""
+def test_a_loss_that_is_checked_at_the_end_of_an_epoch_names_its_step_too(tmp_path: Path) -> None:
+    """On CUDA losses are checked only at the end of an epoch."""
     run, loaded = tiny_run(tmp_path)
     state = TrainingState(run.config, loaded, CPU)
     state.steps = 25
@@ -220,7 +232,7 @@ def test_the_last_good_checkpoint_is_named_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("regularizer", ["none", "wasserstein:eta=0.3,radius=2", "wasserstein-noise:eta=0.05,radius=1"])
-def test_a_run_that_was_left_in_the_middle_ends_with_the_same_bits(tmp_path: Path, regularizer: str) -> None:
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, regularizer: str) -> None:
     options = {"regularizers": (regularizer,), "epochs": 5, "patience": 4, "augment": True, "eta_ramp": 3}
     whole, loaded = tiny_run(tmp_path, **options)
     train_to_the_end(whole, loaded)
@@ -229,7 +241,7 @@ def test_a_run_that_was_left_in_the_middle_ends_with_the_same_bits(tmp_path: Pat
     for stop in (0, 1, steps // 3, steps // 2, steps - 1):
         with broken.claimed():
             for number, _ in enumerate(training(broken, loaded, CPU, SILENT)):
-                torch.rand(3)  # somebody else uses the global random state
+                torch.rand(3)  # other code uses the global random state
                 if number == stop:
                     break
     train_to_the_end(broken, loaded)
@@ -249,7 +261,7 @@ def test_fewer_checkpoints_give_the_same_weights(tmp_path: Path) -> None:
     assert checkpoints.load(second.checkpoint_path).facts["epoch"] == 5
 
 
-def test_epochs_after_the_checkpoint_are_repeated_and_stand_in_the_metrics_once(tmp_path: Path) -> None:
+def test_epochs_after_the_checkpoint_are_repeated_and_appear_in_the_metrics_once(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path, epochs=5, checkpoint_every=2)
     with run.claimed():
         for _ in training(run, loaded, CPU, SILENT):
@@ -302,19 +314,19 @@ def test_a_regularizer_that_does_not_fit_the_images_is_bad_input(tmp_path: Path)
         ((1, 2), "--milestones 2: never reached in 2 epochs, and the learning rate falls less often; lower them"),
     ],
 )
-def test_milestones_that_are_never_reached_are_said(
+def test_milestones_that_are_never_reached_give_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], milestones: tuple[int, ...], line: str | None
 ) -> None:
-    experiment.train(tiny_study(tmp_path, epochs=2, milestones=milestones), "tiny", tmp_path / "a", CPU, Screen())
+    experiment.train(tiny_study(tmp_path, epochs=2, milestones=milestones), "tiny", tmp_path / "a", CPU, Console())
     shown = capsys.readouterr().out
     assert line in shown if line else "--milestones" not in shown
 
 
-def test_remarks_on_the_data_are_said_once_for_all_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_remarks_on_the_data_are_printed_once_for_all_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = tiny_study(tmp_path, epochs=1, seeds=(0, 1))
     stored = np.load(study.data.dataset)
     np.savez(study.data.dataset, images=stored["images"], labels=stored["labels"])
-    experiment.train(study, "tiny", tmp_path / "a", CPU, Screen())
+    experiment.train(study, "tiny", tmp_path / "a", CPU, Console())
     assert capsys.readouterr().out.count("has no test images: 20% of its images are kept") == 1
 
 
@@ -330,13 +342,13 @@ def test_remarks_on_the_data_are_said_once_for_all_runs(tmp_path: Path, capsys: 
         (ValueError("forward_mode does not run; use engine='finite_difference'"), StudyError, "forward_mode does not run"),
     ],
 )
-def test_only_numbers_that_are_not_finite_are_taken_for_divergence(
+def test_only_values_that_are_not_finite_count_as_divergence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: ValueError, kind: type[StudyError], said: str
 ) -> None:
     def refuse(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(TrainingState, "make_step", lambda state: refuse)
+    monkeypatch.setattr(TrainingState, "build_step", lambda state: refuse)
     with pytest.raises(StudyError, match=said) as caught:
         experiment.train(tiny_study(tmp_path), "tiny", tmp_path / "study", CPU, SILENT)
     assert type(caught.value) is kind
@@ -346,7 +358,7 @@ def test_patience_on_robust_error_keeps_the_most_robust_epoch(tmp_path: Path, ca
     epochs = 6
     run, loaded = tiny_run(tmp_path, epochs=epochs, learning_rate=0.05, patience=epochs, patience_on="robust")
     with run.claimed():
-        for _ in training(run, loaded, CPU, Screen()):
+        for _ in training(run, loaded, CPU, Console()):
             pass
     rows = run.metrics()
     assert len(rows) == epochs  # a patience of all epochs stops nothing
@@ -368,7 +380,7 @@ def test_a_network_that_diverged_is_not_attacked_first(tmp_path: Path) -> None:
         train_to_the_end(run, loaded)
 
 
-def test_a_run_of_a_version_that_knew_fewer_fields_goes_on(tmp_path: Path) -> None:
+def test_a_run_of_a_version_with_fewer_fields_resumes(tmp_path: Path) -> None:
     run, loaded = tiny_run(tmp_path, epochs=2)
     state = TrainingState(run.config, loaded, CPU)
     steps = training(run, loaded, CPU, SILENT)

@@ -1,10 +1,10 @@
-"""Triton kernels of the two bilinear maps for constant weights in a window. Launched by :mod:`wassersmooth.geometry.fused`.
+"""Triton kernels of the two bilinear maps for constant weights in a window. Launched by :mod:`wassersmooth.geometry.box_ops`.
 
-A thread answers for a strip, four columns wide and some rows long, and walks down it alone: no tile is waited for, and no
-halo is computed for others. At each row it has the sums over the windows of its four pixels, which it moves one row down by
-adding the row that enters and taking off the row that leaves, both summed along the row anew from what the cache holds.
-The sums are float32 with the rounding errors carried along, because they live as long as the strip; the strip's own mean is
-taken off first, as the tiles of :mod:`wassersmooth.geometry.stencil` do. A row's tensors are (THREADS,) or (THREADS, 4).
+Each thread walks down one strip, four columns wide and some rows long, without shared memory or synchronization. At each row
+it has the sums over the windows of its four pixels. It moves them one row down by adding the row that enters the windows and
+subtracting the row that leaves them; both row sums are computed again from cached memory. The sums are float32 with their
+rounding errors carried along, because they live as long as the strip. The strip's mean is subtracted first, like a tile's in
+:mod:`wassersmooth.geometry.laplacian_maps`. The tensors of a row are (THREADS,) or (THREADS, 4).
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -44,7 +44,7 @@ def bilinear(
     THREADS: tl.constexpr,
 ):
     """APPLY: A(first) second; otherwise carre(first, second). SCALED: times the factor of the image."""
-    image, channel, x, there = _strips(planes, channels, width, THREADS)
+    image, channel, x, valid = _strips(planes, channels, width, THREADS)
     scale = tl.load(factor + image, mask=image * channels < planes, other=0.0)[:, None] if SCALED else 1.0
     first = _plane(first, image, channel, first_image, first_channel)
     second = _plane(second, image, channel, second_image, second_channel)
@@ -52,41 +52,41 @@ def bilinear(
     top = tl.program_id(1) * ROWS
     p_mean = tl.zeros((THREADS, 1), tl.float32)
     if not APPLY:
-        p_mean = _mean(first, first_row, first_column, top, x, there, height, width, ROWS)
-    q_mean = _mean(second, second_row, second_column, top, x, there, height, width, ROWS)
+        p_mean = _mean(first, first_row, first_column, top, x, valid, height, width, ROWS)
+    q_mean = _mean(second, second_row, second_column, top, x, valid, height, width, ROWS)
 
     sum_p = tl.zeros((THREADS, 4), tl.float32)
-    sum_q, sum_pq, rest_p, rest_q, rest_pq = sum_p, sum_p, sum_p, sum_p, sum_p
+    sum_q, sum_pq, lost_p, lost_q, lost_pq = sum_p, sum_p, sum_p, sum_p, sum_p
     for above in range(-ROW_REACH - 1, ROW_REACH):
         y = top + above
-        new_p, new_q, new_pq = _along(
+        new_p, new_q, new_pq = _row_sums(
             first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
-            y, x, there, height, width, COLUMN_REACH, THREADS,
+            y, x, valid, height, width, COLUMN_REACH, THREADS,
         )  # fmt: skip
-        sum_p, rest_p = _add(sum_p, rest_p, new_p)
-        sum_q, rest_q = _add(sum_q, rest_q, new_q)
-        sum_pq, rest_pq = _add(sum_pq, rest_pq, new_pq)
+        sum_p, lost_p = _compensated_add(sum_p, lost_p, new_p)
+        sum_q, lost_q = _compensated_add(sum_q, lost_q, new_q)
+        sum_pq, lost_pq = _compensated_add(sum_pq, lost_pq, new_pq)
     for below in range(tl.minimum(ROWS, height - top)):
         y = top + below
-        new_p, new_q, new_pq = _along(
+        new_p, new_q, new_pq = _row_sums(
             first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
-            y + ROW_REACH, x, there, height, width, COLUMN_REACH, THREADS,
+            y + ROW_REACH, x, valid, height, width, COLUMN_REACH, THREADS,
         )  # fmt: skip
-        old_p, old_q, old_pq = _along(
+        old_p, old_q, old_pq = _row_sums(
             first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
-            y - ROW_REACH - 1, x, there, height, width, COLUMN_REACH, THREADS,
+            y - ROW_REACH - 1, x, valid, height, width, COLUMN_REACH, THREADS,
         )  # fmt: skip
-        sum_p, rest_p = _add(sum_p, rest_p, new_p - old_p)
-        sum_q, rest_q = _add(sum_q, rest_q, new_q - old_q)
-        sum_pq, rest_pq = _add(sum_pq, rest_pq, new_pq - old_pq)
-        p = _four(first, first_row, first_column, y, x, 0, there, height, width, p_mean)
-        q = _four(second, second_row, second_column, y, x, 0, there, height, width, q_mean)
-        s = _count(y, height, ROW_REACH) * _count(x[:, None] + tl.arange(0, 4)[None, :], width, COLUMN_REACH)
-        value = p * (s * q - (sum_q + rest_q))
-        across = q * (sum_p + rest_p) - (sum_pq + rest_pq)
+        sum_p, lost_p = _compensated_add(sum_p, lost_p, new_p - old_p)
+        sum_q, lost_q = _compensated_add(sum_q, lost_q, new_q - old_q)
+        sum_pq, lost_pq = _compensated_add(sum_pq, lost_pq, new_pq - old_pq)
+        p = _load4(first, first_row, first_column, y, x, 0, valid, height, width, p_mean)
+        q = _load4(second, second_row, second_column, y, x, 0, valid, height, width, q_mean)
+        s = _window_size(y, height, ROW_REACH) * _window_size(x[:, None] + tl.arange(0, 4)[None, :], width, COLUMN_REACH)
+        value = p * (s * q - (sum_q + lost_q))
+        across = q * (sum_p + lost_p) - (sum_pq + lost_pq)
         value = (value + across if APPLY else value - across) * (0.5 * scale)
         column = x[:, None] + tl.arange(0, 4)[None, :]
-        tl.store(result + y * result_row + column * result_column, value, mask=there & (column < width))
+        tl.store(result + y * result_row + column * result_column, value, mask=valid & (column < width))
 
 
 @triton.jit
@@ -111,32 +111,34 @@ def quadratic(
     COLUMN_REACH: tl.constexpr,
     THREADS: tl.constexpr,
 ):
-    """sum u carre(v, v) over each strip, to its own place in ``partial``: the order of the sum never changes."""
-    image, channel, x, there = _strips(planes, channels, width, THREADS)
+    """sum u carre(v, v) over each strip, each in its own entry of ``partial``, so that the order of summation is fixed."""
+    image, channel, x, valid = _strips(planes, channels, width, THREADS)
     u = _plane(u, image, channel, u_image, u_channel)
     v = _plane(v, image, channel, v_image, v_channel)
     top = tl.program_id(1) * ROWS
-    mean = _mean(v, v_row, v_column, top, x, there, height, width, ROWS)
+    mean = _mean(v, v_row, v_column, top, x, valid, height, width, ROWS)
 
     sum_p = tl.zeros((THREADS, 4), tl.float32)
-    sum_pp, rest_p, rest_pp, total = sum_p, sum_p, sum_p, sum_p
+    sum_pp, lost_p, lost_pp, total = sum_p, sum_p, sum_p, sum_p
     for above in range(-ROW_REACH - 1, ROW_REACH):
         y = top + above
-        new_p, new_pp = _along_square(v, v_row, v_column, mean, y, x, there, height, width, COLUMN_REACH, THREADS)
-        sum_p, rest_p = _add(sum_p, rest_p, new_p)
-        sum_pp, rest_pp = _add(sum_pp, rest_pp, new_pp)
+        new_p, new_pp = _row_sums_square(v, v_row, v_column, mean, y, x, valid, height, width, COLUMN_REACH, THREADS)
+        sum_p, lost_p = _compensated_add(sum_p, lost_p, new_p)
+        sum_pp, lost_pp = _compensated_add(sum_pp, lost_pp, new_pp)
     for below in range(tl.minimum(ROWS, height - top)):
         y = top + below
-        new_p, new_pp = _along_square(v, v_row, v_column, mean, y + ROW_REACH, x, there, height, width, COLUMN_REACH, THREADS)
-        old_p, old_pp = _along_square(
-            v, v_row, v_column, mean, y - ROW_REACH - 1, x, there, height, width, COLUMN_REACH, THREADS
+        new_p, new_pp = _row_sums_square(
+            v, v_row, v_column, mean, y + ROW_REACH, x, valid, height, width, COLUMN_REACH, THREADS
         )
-        sum_p, rest_p = _add(sum_p, rest_p, new_p - old_p)
-        sum_pp, rest_pp = _add(sum_pp, rest_pp, new_pp - old_pp)
-        p = _four(v, v_row, v_column, y, x, 0, there, height, width, mean)
-        weight = _four(u, u_row, u_column, y, x, 0, there, height, width, 0.0)
-        s = _count(y, height, ROW_REACH) * _count(x[:, None] + tl.arange(0, 4)[None, :], width, COLUMN_REACH)
-        total += weight * (p * (s * p - 2 * (sum_p + rest_p)) + (sum_pp + rest_pp))
+        old_p, old_pp = _row_sums_square(
+            v, v_row, v_column, mean, y - ROW_REACH - 1, x, valid, height, width, COLUMN_REACH, THREADS
+        )
+        sum_p, lost_p = _compensated_add(sum_p, lost_p, new_p - old_p)
+        sum_pp, lost_pp = _compensated_add(sum_pp, lost_pp, new_pp - old_pp)
+        p = _load4(v, v_row, v_column, y, x, 0, valid, height, width, mean)
+        weight = _load4(u, u_row, u_column, y, x, 0, valid, height, width, 0.0)
+        s = _window_size(y, height, ROW_REACH) * _window_size(x[:, None] + tl.arange(0, 4)[None, :], width, COLUMN_REACH)
+        total += weight * (p * (s * p - 2 * (sum_p + lost_p)) + (sum_pp + lost_pp))
     strip = tl.program_id(0) * THREADS + tl.arange(0, THREADS)
     strips = planes * tl.cdiv(width, 4)
     plane, group = strip // tl.cdiv(width, 4), strip % tl.cdiv(width, 4)
@@ -146,7 +148,7 @@ def quadratic(
 
 @triton.jit
 def _strips(planes, channels, width, THREADS: tl.constexpr):
-    """Image, channel and first column of each thread's strip, and whether there is one."""
+    """Image, channel and first column of each thread's strip, and whether the thread has one."""
     strip = tl.program_id(0) * THREADS + tl.arange(0, THREADS)
     plane, group = strip // tl.cdiv(width, 4), strip % tl.cdiv(width, 4)
     return plane // channels, plane % channels, group * 4, (plane < planes)[:, None]
@@ -158,71 +160,72 @@ def _plane(field, image, channel, image_stride, channel_stride):
 
 
 @triton.jit
-def _four(field, row_stride, column_stride, y, x, SHIFT: tl.constexpr, there, height, width, mean):
-    """Four pixels of a row, less the mean; zero outside the image, where the mean is read. # shape: (THREADS, 4)"""
+def _load4(field, row_stride, column_stride, y, x, SHIFT: tl.constexpr, valid, height, width, mean):
+    """Four pixels of a row minus the mean; zero outside the image. # shape: (THREADS, 4)"""
     column = x[:, None] + SHIFT + tl.arange(0, 4)[None, :]
-    end = tl.where((y >= 0) & (y < height), width, 0)  # a row outside has no columns
-    inside = there & (column >= 0) & (column < end)
+    end = tl.where((y >= 0) & (y < height), width, 0)  # a row outside the image has no columns
+    inside = valid & (column >= 0) & (column < end)
     return tl.load(field + y * row_stride + column * column_stride, mask=inside, other=mean) - mean
 
 
 @triton.jit
-def _mean(field, row_stride, column_stride, top, x, there, height, width, ROWS: tl.constexpr):
+def _mean(field, row_stride, column_stride, top, x, valid, height, width, ROWS: tl.constexpr):
     total = tl.zeros((x.shape[0], 4), tl.float32)
     for below in range(tl.minimum(ROWS, height - top)):
         y = top + below
-        total += _four(field, row_stride, column_stride, y, x, 0, there, height, width, 0.0)
+        total += _load4(field, row_stride, column_stride, y, x, 0, valid, height, width, 0.0)
     number = tl.minimum(ROWS, height - top) * tl.minimum(4, width - x)
     return (tl.sum(total, axis=1) / number.to(tl.float32))[:, None]
 
 
 @triton.jit
-def _count(place, length, REACH: tl.constexpr):
-    """How many pixels of the image a window has along one axis."""
+def _window_size(place, length, REACH: tl.constexpr):
+    """The number of pixels of the image in a window, along one axis."""
     return (tl.minimum(place + REACH, length - 1) - tl.maximum(place - REACH, 0) + 1).to(tl.float32)
 
 
 @triton.jit
-def _add(total, rest, value):
-    """total + rest + value, with the rounding error of the sum in the rest."""
+def _compensated_add(total, lost, value):
+    """Add a value to a total, and the rounding error of that to what earlier additions have lost."""
     new = total + value
-    return new, rest + (value - (new - total))
+    return new, lost + (value - (new - total))
 
 
 @triton.jit
-def _along(
+def _row_sums(
     first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
-    y, x, there, height, width, REACH: tl.constexpr, THREADS: tl.constexpr,
+    y, x, valid, height, width, REACH: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """Window sums along a row, of p, q and p q, for four pixels at once. # shape: (THREADS, 4), each"""
-    p0 = tl.full((THREADS,), -0.0, tl.float32)  # unlike 0.0, the compiler may drop it
+    p0 = tl.full((THREADS,), -0.0, tl.float32)  # the compiler may drop adding -0.0, unlike 0.0
     p1, p2, p3, q0, q1, q2, q3, pq0, pq1, pq2, pq3 = p0, p0, p0, p0, p0, p0, p0, p0, p0, p0, p0
     for block in tl.static_range(-((REACH + 3) // 4), (REACH + 3) // 4 + 1):
-        p = _four(first, first_row, first_column, y, x, 4 * block, there, height, width, p_mean)
-        q = _four(second, second_row, second_column, y, x, 4 * block, there, height, width, q_mean)
-        p0, p1, p2, p3 = _enter(p0, p1, p2, p3, p, 4 * block, REACH, THREADS)
-        q0, q1, q2, q3 = _enter(q0, q1, q2, q3, q, 4 * block, REACH, THREADS)
-        pq0, pq1, pq2, pq3 = _enter(pq0, pq1, pq2, pq3, p * q, 4 * block, REACH, THREADS)
+        p = _load4(first, first_row, first_column, y, x, 4 * block, valid, height, width, p_mean)
+        q = _load4(second, second_row, second_column, y, x, 4 * block, valid, height, width, q_mean)
+        p0, p1, p2, p3 = _accumulate(p0, p1, p2, p3, p, 4 * block, REACH, THREADS)
+        q0, q1, q2, q3 = _accumulate(q0, q1, q2, q3, q, 4 * block, REACH, THREADS)
+        pq0, pq1, pq2, pq3 = _accumulate(pq0, pq1, pq2, pq3, p * q, 4 * block, REACH, THREADS)
     return _join(p0, p1, p2, p3, THREADS), _join(q0, q1, q2, q3, THREADS), _join(pq0, pq1, pq2, pq3, THREADS)
 
 
 @triton.jit
-def _along_square(
-    field, row_stride, column_stride, mean, y, x, there, height, width, REACH: tl.constexpr, THREADS: tl.constexpr
+def _row_sums_square(
+    field, row_stride, column_stride, mean, y, x, valid, height, width, REACH: tl.constexpr, THREADS: tl.constexpr
 ):
     """Window sums along a row, of p and p^2, for four pixels at once. # shape: (THREADS, 4), each"""
     p0 = tl.full((THREADS,), -0.0, tl.float32)
     p1, p2, p3, pp0, pp1, pp2, pp3 = p0, p0, p0, p0, p0, p0, p0
     for block in tl.static_range(-((REACH + 3) // 4), (REACH + 3) // 4 + 1):
-        p = _four(field, row_stride, column_stride, y, x, 4 * block, there, height, width, mean)
-        p0, p1, p2, p3 = _enter(p0, p1, p2, p3, p, 4 * block, REACH, THREADS)
-        pp0, pp1, pp2, pp3 = _enter(pp0, pp1, pp2, pp3, p * p, 4 * block, REACH, THREADS)
+        p = _load4(field, row_stride, column_stride, y, x, 4 * block, valid, height, width, mean)
+        p0, p1, p2, p3 = _accumulate(p0, p1, p2, p3, p, 4 * block, REACH, THREADS)
+        pp0, pp1, pp2, pp3 = _accumulate(pp0, pp1, pp2, pp3, p * p, 4 * block, REACH, THREADS)
     return _join(p0, p1, p2, p3, THREADS), _join(pp0, pp1, pp2, pp3, THREADS)
 
 
 @triton.jit
-def _enter(s, d1, d2, d3, four, SHIFT: tl.constexpr, REACH: tl.constexpr, THREADS: tl.constexpr):
-    """Four pixels of a row, SHIFT away, enter the first window, s, and what each of the others has more than the one before."""
+def _accumulate(s, d1, d2, d3, four, SHIFT: tl.constexpr, REACH: tl.constexpr, THREADS: tl.constexpr):
+    """Add four pixels of a row, SHIFT away, to the sum s of the first window, and to the differences d1, d2 and d3 between
+    each next window's sum and the one before."""
     even, odd = tl.split(tl.reshape(four, (THREADS, 2, 2)))
     x0, x2 = tl.split(even)
     x1, x3 = tl.split(odd)

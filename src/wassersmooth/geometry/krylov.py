@@ -1,6 +1,6 @@
-"""Krylov methods for batches of singular systems, one per image and channel, in float64.
+"""Krylov methods for batches of singular systems, one per image and channel, in float64 (docs/maths.md, section 3).
 
-They know an operator only by its action, its diagonal and the parts of its kernel; see :mod:`components`.
+An operator is given by its action, its diagonal and the connected components that span its kernel.
 """
 
 from __future__ import annotations
@@ -11,62 +11,87 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from wassersmooth.geometry.components import Parts
-from wassersmooth.geometry.randomness import random_signs
+from wassersmooth.geometry.components import Components
+from wassersmooth.geometry.randomness import standard_normal
 
 Operator = Callable[[Tensor], Tensor]
 
-_ROUNDS = 4
-_DARKEST = 1e-30  # of the brightest: below, conjugate gradients may go wrong without a sign of it
+_REFINEMENTS = 4
+_DARKEST = 1e-30  # of the brightest pixel: below this, conjugate gradients may fail without the residual showing it
 
 
 class Solution(NamedTuple):
-    """``L x = b`` up to the residual ``b - L x``. # shape: (B, C, H, W), each"""
+    """``L x = b`` up to the residual ``b - L x``, with b divided by ``b_size`` and L by ``l_size``.
 
-    x: Tensor
-    b: Tensor  # without its part in the kernel
+    # shape: (B, C, H, W) and (B, C, 1, 1)
+    """
+
+    scaled_x: Tensor
+    b: Tensor  # minus its part in the kernel
     residual: Tensor
     diagonal: Tensor  # of L
+    b_size: Tensor
+    l_size: Tensor
 
-    def missed(self) -> Tensor:
-        """By how much of its length b is missed, in the worst channel. # shape: (B,)"""
+    @property
+    def x(self) -> Tensor:
+        return self.scaled_x / self.l_size * self.b_size
+
+    def relative_residual(self) -> Tensor:
+        """|b - L x| / |b| in the worst channel. # shape: (B,)"""
         return _ratio(_dot(self.residual, self.residual).sqrt(), _dot(self.b, self.b).sqrt()).amax((1, 2, 3))
 
-    def length(self) -> tuple[Tensor, Tensor]:
-        """b' L^+ b, right to second order in the residual, and its relative error without that. # shape: (B,), (B,)"""
-        length, correction = _dot(self.b, self.x).sum((1, 2, 3)), _dot(self.residual, self.x).sum((1, 2, 3))
+    def squared_length(self) -> tuple[Tensor, Tensor]:
+        """b' L^+ b, correct to second order in the residual, and the relative size of the first-order correction
+        in the worst channel.
+
+        # shape: (B,), (B,)
+        """
+        length, correction = _dot(self.b, self.scaled_x), _dot(self.residual, self.scaled_x)
+        corrected = ((length + correction) / self.l_size * self.b_size * self.b_size).sum((1, 2, 3))
         darkest = torch.where(self.diagonal > 0, self.diagonal, torch.inf).amin((1, 2, 3))
-        lost = (darkest < _DARKEST * self.diagonal.amax((1, 2, 3))) & self.b.flatten(1).any(1)
-        return length + correction, torch.where(lost, 1.0, _ratio(correction, length).abs())
+        unreliable = (darkest < _DARKEST * self.diagonal.amax((1, 2, 3))) & self.b.flatten(1).any(1)
+        return corrected, torch.where(unreliable, 1.0, _ratio(correction, length).abs().amax((1, 2, 3)))
 
 
 def conjugate_gradients(
-    apply: Operator, by_edges: Operator, b: Tensor, diagonal: Tensor, parts: Parts | None, tolerance: float
+    apply: Operator,
+    by_edges: Operator,
+    b: Tensor,
+    diagonal: Tensor,
+    components: Components,
+    mass: float,
+    tolerance: float,
 ) -> Solution:
-    """Solves ``apply(x) = b`` by conjugate gradients, preconditioned by the diagonal.
+    """Solve ``apply(x) = b`` by conjugate gradients, preconditioned by the diagonal.
 
-    With parts, the kernel is removed from the right-hand side and from the solution. Every channel is a system of its own
-    and stops moving once its residual is below ``tolerance`` of its right-hand side.
+    The constants of each component are eigenvectors with the eigenvalue ``mass``: that part of b is divided by it, or removed
+    where it is 0, and the rest is solved for. Every channel is a separate system, and stops once its residual is below
+    ``tolerance`` of its right-hand side. What rounding leaves of the constants is removed as well: of a b that has no other
+    part, it would be all that is solved for. Both sides are scaled to size 1, so that no square leaves the range of numbers.
 
-    Where pixels differ by many decades x is large and nearly constant on each bright region: its differences are what
-    counts, and neighbor sums lose them. So the method starts again from the residual that a loop over edges finds, which is
-    iterative refinement. It finds x to rounding; the residual of a rounded x may still be large, and is handed over.
+    Where pixels differ by many decades, x is large and nearly constant on each bright region: only its differences matter,
+    and neighbor sums lose them. So the method restarts from the residual that a loop over edges computes (iterative
+    refinement). That finds x up to rounding; the residual of a rounded x may still be large, and is returned.
     """
-
-    def project(field: Tensor) -> Tensor:
-        return field if parts is None else parts.remove_means(field)
-
-    b = project(b)
-    scale = torch.where(diagonal > 0, diagonal, 1.0)
-    goal = tolerance**2 * _dot(b, b)
-    x, residual = torch.zeros_like(b), b
-    for _ in range(_ROUNDS):
-        x = project(x + _conjugate_gradients(apply, project, residual, scale, goal))
-        residual = project(b - apply(x))
+    b_size, l_size = _largest(b), _largest(diagonal)
+    scaled_b, scale = b / b_size, torch.where(diagonal > 0, diagonal / l_size, 1.0)
+    project = components.remove_means
+    rest = project(project(scaled_b))
+    noise = components.sums(rest.abs()) <= 4 * torch.finfo(b.dtype).eps * components.sums(scaled_b.abs())
+    rest = torch.where(noise, 0.0, rest)
+    goal = tolerance**2 * _dot(rest, rest)
+    x, residual = torch.zeros_like(rest), rest
+    for _ in range(_REFINEMENTS):
+        x = project(x + _conjugate_gradients(lambda v: apply(v) / l_size, project, residual, scale, goal))
+        residual = project(rest - apply(x) / l_size)
         if not bool((_dot(residual, residual) > goal).any()):
             break
-        residual = project(b - by_edges(x))
-    return Solution(x, b, residual, diagonal)
+        residual = project(rest - by_edges(x) / l_size)
+    if mass:
+        constants = scaled_b - rest
+        x, rest = x + constants * (l_size / mass), scaled_b
+    return Solution(x, rest, residual, scale, b_size, l_size)
 
 
 def _conjugate_gradients(apply: Operator, project: Operator, r: Tensor, scale: Tensor, goal: Tensor) -> Tensor:
@@ -78,7 +103,7 @@ def _conjugate_gradients(apply: Operator, project: Operator, r: Tensor, scale: T
             break
         q = apply(p)
         step = _ratio(rz, _dot(p, q)) * active
-        x, r = x + step * p, project(r - step * q)  # rounding would let the kernel in, and dark pixels amplify it
+        x, r = x + step * p, project(r - step * q)  # rounding brings the kernel back, and dark pixels amplify it
         z = r / scale
         rz, before = _dot(r, z), rz
         p = z + _ratio(rz, before) * p
@@ -86,34 +111,34 @@ def _conjugate_gradients(apply: Operator, project: Operator, r: Tensor, scale: T
 
 
 def logdet(
-    apply: Operator, diagonal: Tensor, parts: Parts | None, probes: int, generator: torch.Generator | None
+    apply: Operator, diagonal: Tensor, components: Components | None, probes: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """Estimates the sum of the logarithms of the positive eigenvalues, with its standard error. # shape: (B,), (B,)
+    """Estimate the sum of the logarithms of the positive eigenvalues, with its standard error. # shape: (B,), (B,)
 
     With D the diagonal, N = D^(-1/2) L D^(-1/2) has eigenvalues in [0, 2], most of them near 1, so that its log-determinant
-    is small and cheap to estimate. The matrix-tree theorem gives, for each part c of the image,
+    is small and cheap to estimate. The matrix-tree theorem gives, for each component c of the image,
 
         logdet+ L = logdet+ N + sum over i in c of log D_i + log |c| - log(sum over i in c of D_i).
     """
-    if parts is None:
+    if components is None:
         scale, corrections = diagonal, diagonal.log()
     else:
-        size = parts.sizes()
-        scale = torch.where(size > 1, diagonal, 1.0)  # a lone dark pixel has eigenvalue 0: it counts as a factor 1
-        shared = (size.log() - parts.sums(scale).log()) / size  # each part's correction, spread over its pixels
+        size = components.sizes()
+        scale = torch.where(size > 1, diagonal, 1.0)  # an isolated dark pixel has eigenvalue 0 and counts as a factor 1
+        shared = (size.log() - components.sums(scale).log()) / size  # each component's correction, spread over its pixels
         corrections = torch.where(size > 1, scale.log() + shared, 0.0)
     root = scale.sqrt()
 
-    def project(field: Tensor) -> Tensor:  # on the complement of the kernel of N, spanned by sqrt(D) on each part
-        return field if parts is None else field - root * parts.sums(root * field) / parts.sums(root * root)
+    def project(field: Tensor) -> Tensor:  # onto the complement of the kernel of N, spanned by sqrt(D) on each component
+        if components is None:
+            return field
+        return field - root * components.sums(root * field) / components.sums(root * root)
 
     def scaled(field: Tensor) -> Tensor:
         return project(apply(field / root) / root)
 
-    draws = []
-    for _ in range(probes):
-        draws.append(_lanczos_log(scaled, project(random_signs(diagonal.shape, diagonal, generator))).sum(1))
-    values = torch.stack(draws)
+    starts = (standard_normal(diagonal.shape, diagonal, generator) for _ in range(probes))
+    values = torch.stack([_lanczos_log(scaled, project(start)).sum(1) for start in starts])
     error = values.std(0) / probes**0.5 if probes > 1 else torch.full_like(values[0], torch.inf)
     return values.mean(0) + corrections.sum((1, 2, 3)), error
 
@@ -128,7 +153,7 @@ def _lanczos_log(apply: Operator, start: Tensor, steps: int = 128) -> Tensor:
     for k in range(steps):
         w = apply(basis[k])
         alphas[..., k] = _dot(basis[k], w)[..., 0, 0]
-        for _ in range(2):  # twice is enough to stay orthogonal to rounding
+        for _ in range(2):  # twice is enough for orthogonality up to rounding
             w = w - (_dot(basis[: k + 1], w) * basis[: k + 1]).sum(0)
         beta = _dot(w, w).sqrt()
         beta = torch.where(beta > 1e-10, beta, 0.0)  # the Krylov space is exhausted: the rest decouples
@@ -147,6 +172,12 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum((-2, -1), keepdim=True)
 
 
+def _largest(field: Tensor) -> Tensor:
+    """The largest absolute value of each image and channel; 1 where all are 0. # shape: (B, C, H, W) -> (B, C, 1, 1)"""
+    largest = field.abs().amax((-2, -1), keepdim=True)
+    return torch.where(largest > 0, largest, 1.0)
+
+
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, and 0 where b is 0: a system that is done, or had nothing to do."""
+    """a / b, and 0 where b is 0, as in a system that is already solved."""
     return torch.where(b != 0, a / torch.where(b != 0, b, 1.0), 0.0)

@@ -1,46 +1,66 @@
-"""Metrics: a rule that gives every image its cometric.
+"""Metrics: each assigns a cometric to every image.
 
-The theorem holds for any metric, so the code does too: Euclidean and Wasserstein differ in one object. Besides
-:meth:`Metric.cometric`, a metric knows how its cometric changes with the image, which is all that calculus needs.
+The theorem holds for any metric, and so does the code: Euclidean and Wasserstein differ in one object. Besides
+:meth:`Metric.cometric`, a metric provides the derivatives of its cometric in the image, which is all that calculus needs.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from wassersmooth import _checks
-from wassersmooth.geometry import stencil
+from wassersmooth import _checks, visibility
+from wassersmooth.geometry import laplacian_maps
+from wassersmooth.geometry.cometric import Cometric, Identity, WeightedLaplacian
 from wassersmooth.geometry.graph import PixelGraph
-from wassersmooth.geometry.operators import Cometric, Identity, WeightedLaplacian
 
-Scale = Literal["unit", "paper"]
+Scale = Literal["unit", "paper", "pixels"]
+Reference = Literal["ones"]
 
 SCALES: tuple[Scale, ...] = get_args(Scale)
+LARGEST_DENSE = 4096  # pixels of a channel whose matrix is factored densely: 128 MiB in float64
 
 
 class Metric(ABC):
     """A Riemannian metric on images, given by its inverse L(x). # shape of x: (B, C, H, W)"""
 
+    @property
+    def constant(self) -> bool:
+        """Whether L(x) is the same at every x, so that all its derivatives in x are zero."""
+        return False
+
     def cometric(self, x: Tensor) -> Cometric:
-        """L(x) at a batch of images, after checking them."""
+        """L(x) at a batch of images, which are checked first."""
         self.check(x)
-        return self.evaluate(x)
+        return self.evaluate(_checks.without_inference_mode(x))
+
+    def w1_constant(self) -> float:
+        """kappa: for every perturbation d that moves mass, ``sqrt(d' L^+ d) <= kappa W1(x, x + d)``, and no less is true.
+
+        W1 is exact transport in mass times pixels, summed over the channels, with the Manhattan or the Euclidean distance:
+        kappa is the same for both (docs/maths.md, section 9). For constant metrics.
+        """
+        raise ValueError(
+            f"the constant between a metric and W1 is for constant metrics; got {self!r}; use Euclidean(), or "
+            'Wasserstein(..., reference="ones")'
+        )
 
     @abstractmethod
     def check(self, x: Tensor) -> None:
-        """Raises ValueError where the metric is not defined at x."""
+        """Raise ValueError where the metric is not defined at x."""
 
     def check_images(self, x: Tensor) -> None:
-        """:meth:`check` of images that are handed to an objective: complains also where they are of another scale than eta."""
+        """:meth:`check` for the images of an objective: it also warns of, or refuses, a scale that eta is not meant for."""
         self.check(x)
 
     @abstractmethod
     def evaluate(self, x: Tensor) -> Cometric:
-        """L(x) without a look at the values of x."""
+        """L(x) without checking x."""
 
     @abstractmethod
     def derivative_mv(self, a: Tensor, v: Tensor) -> Tensor:
@@ -59,12 +79,31 @@ class Metric(ABC):
         """The Euclidean gradient of the log-determinant, ``tr(L^+ dL/dx_k)``. # shape: as x"""
 
 
+def check_metric(received: object, purpose: str) -> None:
+    """Check for a metric with all of its methods: a norm that only measures gradients is not enough."""
+    _checks.metric(received)
+    if not isinstance(received, Metric):
+        raise ValueError(
+            f"metric must be Euclidean() or Wasserstein(...), {purpose}; got {type(received).__name__}, which only measures "
+            "gradients; use one of the two"
+        )
+
+
 class Euclidean(Metric):
-    """The identity at every image: pixel values of any sign, no notion of transport."""
+    """The identity at every image. Pixel values may have any sign, and nothing is transported."""
+
+    constant = True
+
+    def w1_constant(self) -> float:
+        return math.sqrt(2)
 
     def check(self, x: Tensor) -> None:
         _checks.batch("images", x)
         _checks.finite("images", x)
+
+    def check_images(self, x: Tensor) -> None:
+        _checks.batch("images", x)
+        _checks.expected_pixels("images", x)
 
     def evaluate(self, x: Tensor) -> Identity:
         return Identity(x)
@@ -92,81 +131,176 @@ class Euclidean(Metric):
 
 
 class Wasserstein(Metric):
-    """The Wasserstein-2 metric of images on a pixel graph: L(x) is the weighted Laplacian of definition 1.
+    """The Wasserstein-2 metric of images on a pixel graph: L(x) is a weighted Laplacian (docs/maths.md, section 1).
 
     Arguments:
         graph: which pixels exchange mass.
         scale: ``"paper"`` is L(x) as printed, with node volumes that sum to 1 in each channel. ``"unit"`` divides it by the
             mean diagonal of L(1), which is the sum of all weighted degrees, so that eta means the same for every radius
-            and size, and at x = 1 the same as Euclidean.
+            and size, and at x = 1 the same as Euclidean. ``"pixels"`` makes the squared length of a small shift of a smooth
+            image its mass times the square of the shift in pixels (docs/maths.md, section 7).
         mass: adds ``mass * I`` after scaling: unnormalized transport, where mass may also appear and vanish.
-        uniform: replaces x by its mean in each image and channel: a Laplacian that does not see the image, as a control.
+        uniform: replaces x by its mean in each image and channel: a control whose Laplacian does not depend on the image.
+        reference: one image, or ``"ones"`` for the white one: L is taken there, whatever x is, so the metric is constant and x
+            may have any finite values. Noise of such a metric can be certified. # shape: (C, H, W)
     """
 
-    def __init__(self, graph: PixelGraph, scale: Scale = "unit", mass: float = 0.0, uniform: bool = False) -> None:
+    def __init__(
+        self,
+        graph: PixelGraph,
+        scale: Scale = "unit",
+        mass: float = 0.0,
+        uniform: bool = False,
+        reference: Tensor | Reference | None = None,
+    ) -> None:
         if not isinstance(graph, PixelGraph):
             raise ValueError(f"graph must be a PixelGraph; got {type(graph).__name__}; build one with PixelGraph.grid(...)")
         _checks.choice("scale", scale, SCALES)
-        mass = _checks.non_negative_number("mass", mass)
+        mass = _checks.non_negative_number("mass", mass, most=torch.finfo(torch.float64).max)
         _checks.choice("uniform", uniform, (False, True))
         self.graph, self.scale, self.mass, self.uniform = graph, scale, float(mass), uniform
+        self.reference = _checked_reference(reference, graph, uniform)
+        self._on_device: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    @property
+    def constant(self) -> bool:
+        return self.reference is not None
 
     def check(self, x: Tensor) -> None:
-        _checks.batch("images", x, self.graph.height, self.graph.width)
-        _checks.masses("images", x)
-        self.graph.check_weights()
+        self._check(x, _checks.masses)
 
     def check_images(self, x: Tensor) -> None:
-        """L(x) is defined for masses of any size and grows with them: with pixels up to 255 eta would mean another thing."""
+        """Refuse pixels above 1: L(x) is defined there but grows with the mass, so that eta would mean something else."""
+        self._check(x, _checks.pixels)
+
+    def _check(self, x: Tensor, values: Callable[[str, Tensor], None]) -> None:
         _checks.batch("images", x, self.graph.height, self.graph.width)
-        _checks.pixels("images", x)
+        self._check_channels(x)
+        (_checks.finite if self.constant else values)("images", x)
         self.graph.check_weights()
+
+    def _check_channels(self, x: Tensor) -> None:
+        if isinstance(self.reference, Tensor) and len(self.reference) != x.shape[1]:
+            raise ValueError(
+                f"images must have the channels of the reference image, {len(self.reference)}; got {x.shape[1]}; "
+                'give a reference with as many channels, or reference="ones"'
+            )
+
+    def cometric(self, x: Tensor) -> WeightedLaplacian:
+        self.check(x)
+        return self.evaluate(_checks.without_inference_mode(x))
 
     def evaluate(self, x: Tensor) -> WeightedLaplacian:
         return WeightedLaplacian(self.graph, x, self._density(x), self.mass)
 
+    @torch.no_grad()
+    def w1_constant(self) -> float:
+        if not self.constant:
+            return super().w1_constant()
+        if self.graph.height * self.graph.width > LARGEST_DENSE:
+            raise ValueError(
+                f"the constant between a metric and W1 needs a dense matrix, for at most {LARGEST_DENSE} pixels; "
+                f"got {self.graph.height}x{self.graph.width}; certify smaller images, or use the radius in the metric"
+            )
+        channels = len(self.reference) if isinstance(self.reference, Tensor) else 1
+        shape = (1, channels, self.graph.height, self.graph.width)
+        return math.sqrt(float(self.cometric(torch.ones(shape, dtype=torch.float64)).adjacent_resistance()))
+
     def derivative_mv(self, a: Tensor, v: Tensor) -> Tensor:
         """L is affine in x: its derivative along a is L(a) without the mass term."""
-        return stencil.apply(self.graph, self._density(a), v)
+        if self.constant:
+            return torch.zeros_like(v)
+        return laplacian_maps.apply(self.graph, self._density(a), v)
 
     def derivative_quad(self, p: Tensor, q: Tensor) -> Tensor:
-        return self._density_adjoint(stencil.carre_du_champ(self.graph, p, q))
+        if self.constant:
+            return torch.zeros_like(p)
+        return self._density_adjoint(laplacian_maps.carre_du_champ(self.graph, p, q))
 
     def divergence(self, x: Tensor) -> Tensor:
-        """(1/2) (s_k/d_k - sum_j w_kj/d_j): zero where the degrees are constant, and then only (maths (c))."""
-        if self.uniform:  # every entry moves with the mean alone, and the columns of L sum to zero
+        """(1/2) (s_k/d_k - sum_j w_kj/d_j): zero only where all degrees are equal (docs/maths.md, section 4)."""
+        if self.uniform or self.constant:  # with uniform, L depends on the mean alone, and its columns sum to zero
             return torch.zeros_like(x)
         mobility = self._mobility(x)
         s = self.graph.degrees(x)
         return ((s * mobility - self.graph.neighbor_sum(mobility[None, None])[0, 0]) / 2).expand_as(x)
 
     def grad_logdet(self, x: Tensor) -> Tensor:
-        """(1/2 d_k) sum_j w_kj R_kj, R the effective resistances; refused where L(x) is rank-deficient (maths (c), (j))."""
+        """(1/2 d_k) sum_j w_kj R_kj, with R the effective resistances. Refused where L(x) is rank-deficient."""
+        if self.constant:
+            return torch.zeros_like(x)
         return self._density_adjoint(self.evaluate(x).resistance_sums())
 
     def _density(self, x: Tensor) -> Tensor:
-        """u = x/d, or its scaled and uniform variants: the linear map that L sees the image through."""
-        seen = x.mean((-2, -1), keepdim=True).expand_as(x) if self.uniform else x
-        return seen * self._mobility(x)
+        """u = x/d, or its scaled or uniform variant: L depends on the image through this linear map alone."""
+        if self.constant:
+            return (self._reference_like(x) * self._mobility(x)).expand_as(x)
+        mass = x.mean((-2, -1), keepdim=True).expand_as(x) if self.uniform else x
+        return mass * self._mobility(x)
 
     def _density_adjoint(self, c: Tensor) -> Tensor:
-        seen = c * self._mobility(c)
-        return seen.mean((-2, -1), keepdim=True).expand_as(c) if self.uniform else seen
+        scaled = c * self._mobility(c)
+        return scaled.mean((-2, -1), keepdim=True).expand_as(c) if self.uniform else scaled
 
     def _mobility(self, like: Tensor) -> Tensor:
         """1/d in the chosen scale. # shape: (H, W)"""
         s = self.graph.degrees(like)
-        return s.sum() / s if self.scale == "paper" else 1 / s
+        if self.scale == "paper":
+            return s.sum() / s * self.graph.weight_unit(s)
+        return 1 / s if self.scale == "unit" else 1 / (self.graph.diffusivity(like) * s)
+
+    def _reference_like(self, x: Tensor) -> Tensor:
+        """The reference image in the dtype and on the device of x. # shape: (C, H, W)"""
+        if not isinstance(self.reference, Tensor):
+            return torch.ones((1, 1, 1), dtype=x.dtype, device=x.device)
+        key = (x.device, x.dtype)
+        if key in self._on_device:
+            return self._on_device[key]
+        with torch.inference_mode(False), torch.no_grad():  # an inference tensor could not be used outside inference mode
+            moved = self.reference.to(device=x.device, dtype=x.dtype)
+        if not visibility.tracing() and not visibility.capturing(x):
+            self._on_device[key] = moved
+        return moved
+
+    def __reduce__(self) -> tuple[Any, ...]:  # without the cache
+        return type(self), (self.graph, self.scale, self.mass, self.uniform, self.reference)
 
     def __repr__(self) -> str:
-        options = f"scale={self.scale!r}, mass={_checks.shortest(self.mass)}, uniform={self.uniform}"
+        options = f"scale={self.scale!r}, mass={_checks.format_number(self.mass)}, uniform={self.uniform}"
+        if isinstance(self.reference, Tensor):
+            options += f", reference=<image of {'x'.join(map(str, self.reference.shape))}>"
+        elif self.reference is not None:
+            options += f", reference={self.reference!r}"
         return f"Wasserstein({self.graph!r}, {options})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Wasserstein) and self._key() == other._key()
+        return isinstance(other, Wasserstein) and self._key() == other._key() and _same(self.reference, other.reference)
 
     def __hash__(self) -> int:
         return hash(self._key())
 
     def _key(self) -> tuple[object, ...]:
-        return (self.graph, self.scale, self.mass, self.uniform)
+        return (self.graph, self.scale, self.mass, self.uniform, type(self.reference))
+
+
+def _same(a: Tensor | str | None, b: Tensor | str | None) -> bool:
+    return torch.equal(a, b.to(a)) if isinstance(a, Tensor) and isinstance(b, Tensor) else a is b or a == b
+
+
+def _checked_reference(received: Tensor | Reference | None, graph: PixelGraph, uniform: bool) -> Tensor | Reference | None:
+    if received is None:
+        return None
+    if uniform:
+        raise ValueError("reference and uniform exclude each other: both replace x; got both; leave out one of them")
+    if isinstance(received, str):
+        _checks.choice("reference", received, get_args(Reference))
+        return "ones"
+    if not isinstance(received, Tensor) or received.dim() != 3:
+        shape = tuple(received.shape) if isinstance(received, Tensor) else type(received).__name__
+        raise ValueError(f'reference must be one image, (C, H, W), or "ones"; got {shape}; an image of a batch is images[0]')
+    _checks.batch("reference", received[None], graph.height, graph.width)
+    _checks.masses("reference", received)
+    if received.requires_grad:
+        raise ValueError("reference must be a constant image; got one that requires grad; pass reference.detach()")
+    with torch.inference_mode(False), torch.no_grad():
+        return received.clone()

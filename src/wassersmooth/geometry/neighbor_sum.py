@@ -1,10 +1,10 @@
 """Sums over neighbors, ``sum_j w_ij field_j``, for weights that depend on the offset alone.
 
-One class per kind of weights, each the cheapest way for its kind, made of operations that round no more than plain additions
-do: no integral images, no tf32, no autocast. Called on a whole image, what is outside counts as zero. Called on a
-``bordered`` field, which carries a border of the stencil's reach, the sums for what is inside the border come back.
-Some kinds count the pixel itself as well, with weight ``center``, because leaving it out would cost a pass over the
-image: differences do not see it, and :meth:`PixelGraph.neighbor_sum` takes it off.
+There is one class per kind of weights, each the fastest for its kind. None rounds more than plain additions do: no integral
+images, no tf32, no autocast. For a whole image, pixels outside count as zero. For a ``bordered`` field, which has a border as
+wide as the stencil's reach, the sums inside the border are returned. Some kinds include the pixel itself, with weight
+``center``, because leaving it out would cost a pass over the image: it cancels in differences, and
+:meth:`PixelGraph.neighbor_sum` subtracts it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ Offsets = tuple[tuple[int, int], ...]
 
 
 class NeighborSum(ABC):
-    """``rows`` and ``columns``: how far a neighbor can be, and how wide a border has to be.
+    """A neighbor sum of a given reach.
 
-    ``whole_weights``: every weight is a whole number, so that sums of weights are exact in every dtype.
+    Attributes:
+        rows, columns: how far a neighbor can be, and so the width of a border.
+        center: the weight of the pixel itself.
+        whole_weights: whether every weight is an integer, so that sums of weights are exact in every dtype.
     """
 
     center = 0.0
@@ -35,7 +38,7 @@ class NeighborSum(ABC):
 
     def __call__(self, field: Tensor, bordered: bool = False) -> Tensor:
         """# shape: (..., H, W) -> the same; bordered: (..., H + 2 rows, W + 2 columns) -> (..., H, W)"""
-        if not bordered:  # pad one axis at a time: half of the border is then never summed
+        if not bordered:  # padding one axis at a time leaves half of the border out of the first sum
             field = F.pad(field, (0, 0, self.rows, self.rows))
         field = self.along_rows(field)
         if not bordered:
@@ -66,11 +69,11 @@ class Box(NeighborSum):
 
 
 class Disk(NeighborSum):
-    """Constant weights in a disk: rows of neighbors side by side, each summed by doubling; rows of one width share the sum.
+    """Constant weights in a disk: one window sum per row of the disk, by doubling; rows of equal width share it.
 
     Arguments:
-        half_widths: how far the rows of the disk reach to either side, from the middle row outwards.
-        columns: the width of the border, at least the largest of them.
+        half_widths: how far each row of the disk reaches to either side, from the middle row outwards.
+        columns: the width of the border, at least the largest half width.
     """
 
     center = 1.0
@@ -81,23 +84,23 @@ class Disk(NeighborSum):
         self.half_widths = half_widths
 
     def along_rows(self, field: Tensor) -> Tensor:
-        return field  # a disk is no product: all is done in one go
+        return field  # a disk is not separable: along_columns does both
 
     def along_columns(self, field: Tensor) -> Tensor:
         height, total = field.shape[-2] - 2 * self.rows, None
         for half in sorted(set(self.half_widths)):
             unused = self.columns - half
             row = _window_sum(field.narrow(-1, unused, field.shape[-1] - 2 * unused), -1, 2 * half + 1)
-            for dy in (dy for dy, own in enumerate(self.half_widths) if own == half):
+            for dy in (dy for dy, reach in enumerate(self.half_widths) if reach == half):
                 for shift in {dy, -dy}:
                     shifted = row.narrow(-2, self.rows + shift, height)
                     total = shifted if total is None else total + shifted
-        assert total is not None  # there is a middle row
+        assert total is not None  # there is always a middle row
         return total
 
 
 class Separable(NeighborSum):
-    """Weights that are a product of one-dimensional ones, given from the center (1) outwards."""
+    """Weights that are a product of two one-dimensional weights, given from the center (1) outwards."""
 
     center = 1.0
 
@@ -115,7 +118,7 @@ class Separable(NeighborSum):
 class Direct(NeighborSum):
     """Any weights: one two-dimensional convolution.
 
-    It runs in float64, because a float32 convolution may be rounded to tf32 by cuDNN's default and obeys autocast.
+    It runs in float64, because cuDNN by default rounds a float32 convolution to tf32, and autocast would change its dtype.
     """
 
     def __init__(self, offsets: Offsets, weights: Tensor, rows: int, columns: int) -> None:
@@ -134,7 +137,7 @@ class Direct(NeighborSum):
         return summed.reshape(*field.shape[:-2], *summed.shape[-2:]).to(field.dtype)
 
     def _kernel_on(self, device: torch.device) -> Tensor:
-        """Copied there once, for every mode: while a CUDA graph is captured nothing may come from the CPU."""
+        """The kernel on a device, copied there once: while a CUDA graph is captured nothing can be copied from the CPU."""
         if self.kernel.device != device and not visibility.tracing():
             with torch.inference_mode(False):
                 self.kernel = self.kernel.to(device)
@@ -142,7 +145,7 @@ class Direct(NeighborSum):
 
 
 def edge_ends(field: Tensor, offset: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The values ``field_i`` and ``field_(i + offset)`` at the two ends of every edge of one relation, as views."""
+    """Views of ``field_i`` and ``field_(i + offset)``, the values at the two ends of every edge of a relation."""
     dy, dx = offset
     height, width = field.shape[-2:]
     first = field[..., : height - dy, max(0, -dx) : width - max(0, dx)]
@@ -151,14 +154,14 @@ def edge_ends(field: Tensor, offset: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def spread_to_ends(first: Tensor, second: Tensor, offset: tuple[int, int]) -> Tensor:
-    """The adjoint of :func:`edge_ends`: puts values on both ends of the edges of a relation and adds them up."""
+    """Add values at both ends of every edge of a relation: the adjoint of :func:`edge_ends`."""
     dy, dx = offset
     right, left = max(0, dx), max(0, -dx)
     return F.pad(first, (left, right, 0, dy)) + F.pad(second, (right, left, dy, 0))
 
 
 def relation_sum(weighted_offsets: Iterable[tuple[tuple[int, int], Tensor]], field: Tensor) -> Tensor:
-    """The neighbor sum by a loop over the relations: the slow twin of every kind, differentiable in the weights."""
+    """The neighbor sum by a loop over the relations: slow, but differentiable in the weights."""
     total = torch.zeros_like(field)
     for offset, weight in weighted_offsets:
         first, second = edge_ends(field, offset)
@@ -175,14 +178,14 @@ def _window_sum(padded: Tensor, dim: int, width: int) -> Tensor:
         reach = power.shape[dim] - size
         power = power.narrow(dim, 0, reach) + power.narrow(dim, size, reach)
         size *= 2
-        if width & size:  # this power of two is part of the width: take it behind what is done
+        if width & size:  # this power of two is part of the width: append it to the sums so far
             total = total + power.narrow(dim, done, length)
             done += size
     return total
 
 
 def _symmetric_sum(bordered: Tensor, dim: int, weights: tuple[float, ...]) -> Tensor:
-    """``sum_k w_|k| field_(i + k)`` along ``dim``, for what is inside the border."""
+    """``sum_k w_|k| field_(i + k)`` along ``dim``, inside the border."""
     reach = len(weights) - 1
     length = bordered.shape[dim] - 2 * reach
     total = weights[0] * bordered.narrow(dim, reach, length)

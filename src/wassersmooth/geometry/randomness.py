@@ -1,4 +1,4 @@
-"""Random tensors, drawn where the generator lives, so that one seed gives the same numbers on every device."""
+"""Random tensors, drawn on the device of the generator, so that one seed gives the same numbers on every device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ def uniform(shape: torch.Size, like: Tensor, generator: torch.Generator | None) 
 
 
 def random_signs(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """+1 and -1 with equal odds in the dtype and on the device of ``like``: probes for traces."""
-    return 2 * torch.randint(0, 2, shape, device=_source(like, generator), generator=generator).to(like) - 1
+    """+1 and -1 with equal probability, in the dtype and on the device of ``like``: probes for traces."""
+    return 2 * random_integers(2, shape, like, generator).to(like.dtype) - 1
+
+
+def random_integers(high: int, shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Uniform integers from 0 to ``high - 1``, on the device of ``like``."""
+    return torch.randint(0, high, shape, device=_source(like, generator), generator=generator).to(like.device)
 
 
 def _source(like: Tensor, generator: torch.Generator | None) -> torch.device:

@@ -1,4 +1,4 @@
-"""Attention written out from matrix products: the fused kernels have no second derivative and no forward mode."""
+"""Attention decomposed into matrix products: the fused kernels have no second derivative and no forward mode."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """``F.multi_head_attention_forward``, sequence first; its rarer options are left to the native one."""
+    """``F.multi_head_attention_forward``, sequence first; rare options return NotImplemented."""
     rare = bias_k is not None or add_zero_attn or static_k is not None or static_v is not None or query.dim() != 3
     if rare:
         return NotImplemented  # type: ignore[no-any-return]
@@ -87,7 +87,7 @@ def _split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def _joined_mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """Both masks as one that is added to the scores; True means left out, as in multi-head attention."""
+    """Both masks as one that is added to the scores; True means excluded, as in multi-head attention."""
     masks = []
     if attn_mask is not None:
         per_head = attn_mask.dim() == 3
@@ -111,7 +111,7 @@ def _minus_infinity_where(mask: Tensor, like: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(mask, float("-inf"))
 
 
-SUBSTITUTES: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: scaled_dot_product_attention,
     F.multi_head_attention_forward: multi_head_attention,
 }

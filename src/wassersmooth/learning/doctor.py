@@ -1,4 +1,4 @@
-"""Says, before training, what will not work with this model and why, and which engine to choose."""
+"""The doctor: what will not work with a model and why, and which engine to choose, before training."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from wassersmooth import _checks, _model_checks
 from wassersmooth.geometry.metrics import Euclidean
-from wassersmooth.learning import agreement, engines, second_order
-from wassersmooth.learning.dual_norm import PenaltyMetric, check_handed
+from wassersmooth.learning import engines
+from wassersmooth.learning.covector_norms import PenaltyMetric, check_images
+from wassersmooth.learning.culprits import find_culprits
 from wassersmooth.learning.engines import DoubleBackward, Engine, EngineName, FiniteDifference, ForwardMode
+from wassersmooth.learning.gradient_gap import IMAGES, TOLERANCE, gap, penalty_gradients
 from wassersmooth.learning.losses import Loss, NamedLoss
+from wassersmooth.learning.objective import Objective
 from wassersmooth.learning.objectives import GradientPenalty, Plain
-from wassersmooth.learning.parallel import is_compiled, refuse_static_graph, unwrapped, without_compilation
-from wassersmooth.learning.terms import Objective
-from wassersmooth.learning.verification import TOLERANCE
-from wassersmooth.model_state import answer, untouched
+from wassersmooth.learning.wrappers import is_compiled, refuse_unsupported_wrappers, unwrap, without_compile
+from wassersmooth.model_state import call_model, preserve_state
 from wassersmooth.normalized import find_normalization
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 
-FEW = 8  # images are enough to see every operator
-ENGINES: tuple[Engine, ...] = (DoubleBackward(), ForwardMode(verify=False), FiniteDifference())
+ENGINES: tuple[Engine, ...] = (DoubleBackward(), ForwardMode(verify=False), FiniteDifference(verify=False))
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,11 @@ class Diagnosis:
     """What :func:`doctor` found. ``print(diagnosis)`` shows a table.
 
     Attributes:
-        findings: one after the other, each ``"ok"``, ``"note"`` or ``"problem"``.
+        findings: each ``"ok"``, ``"note"`` or ``"problem"``.
         engine: the engine to choose; None where none works.
         step_seconds: the time of a step (forward and backward) of plain training and of each engine that runs.
-        gaps: how far each engine's gradient is from double backward, relative.
+        gaps: how far each engine's gradient is from double backward, relative; from forward mode where that fails. Finite
+            differences are never the truth, so an engine without a gap could not be verified.
     """
 
     findings: tuple[Remark, ...]
@@ -80,11 +81,11 @@ def doctor(
     loss: NamedLoss | Loss = "cross_entropy",
     repeats: int = 3,
 ) -> Diagnosis:
-    """Examines a model with one batch and leaves it as it was. # shape: images (B, C, H, W), labels (B,) or (B, k)
+    """Examine a model with one batch; it stays as it was. # shape: images (B, C, H, W), labels (B,) or (B, k)
 
     Arguments:
-        model: as it would be trained: in its mode, in its wrappers.
-        metric: of the penalty to try; Euclidean unless told.
+        model: as it would be trained, with its mode and wrappers.
+        metric: of the penalty to try; None is Euclidean.
         loss: as in :class:`~wassersmooth.Plain`.
         repeats: how many steps are timed.
     """
@@ -93,7 +94,7 @@ def doctor(
     _checks.positive_integer("repeats", repeats)
     if metric is not None:
         _checks.metric(metric)
-    inner = without_compilation(unwrapped(model))
+    inner = without_compile(unwrap(model))
     findings = [*_values(images), *_normalization(model), *_coupling(inner), *_wrappers(model)]
     if not any(parameter.requires_grad for parameter in inner.parameters()):
         findings.append(Remark(PROBLEM, "parameters", "none requires grad; unfreeze what is to be trained"))
@@ -101,14 +102,14 @@ def doctor(
         return Diagnosis(tuple(findings), None)
     penalized = metric or Euclidean()
     try:
-        with untouched(inner, images.device, frozen=False):
+        with preserve_state(inner, images.device, frozen=False):
             trained = Plain(loss)(inner, images, labels).total.requires_grad
-            check_handed(penalized, images)
+            check_images(penalized, images)
             penalized.cometric(images)
     except ValueError as error:
         return Diagnosis((*findings, Remark(PROBLEM, "inputs", str(error))), None)
     except RuntimeError as error:
-        text = f"the model cannot answer {images.dtype} images of {tuple(images.shape)}: {_checks.first_line(error)}"
+        text = f"the model cannot process {images.dtype} images of {tuple(images.shape)}: {_checks.first_line(error)}"
         return Diagnosis((*findings, Remark(PROBLEM, "inputs", text)), None)
     if not trained:
         text = "the loss does not depend on any parameter; look for .detach(), torch.no_grad() or torch.inference_mode()"
@@ -125,7 +126,7 @@ def doctor(
         except (RuntimeError, ValueError) as error:
             seconds.pop(name, None)
             findings.append(Remark(NOTE, name, f"does not run: {_checks.first_line(error)}"))
-    findings += _effect(objectives, seconds, inner, images, labels)
+    findings += [*_verification(seconds, gaps), *_effect(objectives, seconds, inner, images, labels)]
     return Diagnosis(tuple(findings), _choice(seconds, gaps, TOLERANCE[images.dtype]), seconds, gaps)
 
 
@@ -133,7 +134,7 @@ def _values(images: Tensor) -> list[Remark]:
     if not bool(torch.isfinite(images).all()):
         return [Remark(PROBLEM, "finite", "images contain NaN or infinity; clean the data")]
     low, high = (float(value) for value in torch.aminmax(images.detach()))
-    if low < 0 or high > 1 + _checks.ROUNDING:  # what objectives and attacks let through is no problem here either
+    if low < 0 or high > 1 + _checks.ROUNDING:  # the same tolerance as in objectives and attacks
         remedy = (
             "divide 8-bit images by 255"
             if low >= 0
@@ -157,44 +158,44 @@ def _coupling(model: nn.Module) -> list[Remark]:
         text = "SyncBatchNorm has no second derivative across processes; use BatchNorm, with each process's own statistics"
         return [Remark(PROBLEM, "batch-norm", text)]
     if engines.couples_images(model):
-        text = "in training mode: images of a batch see each other, and g is the gradient of the sum over the batch"
+        text = "in training mode: images of a batch depend on each other, and g is the gradient of the sum over the batch"
         return [Remark(NOTE, "batch-norm", text)]
     return [Remark(OK, "batch-norm", "none in training mode")]
 
 
 def _outputs(model: nn.Module, images: Tensor, loss: NamedLoss | Loss) -> list[Remark]:
-    """Cross-entropy takes logits; probabilities in their place train, badly and without a word."""
-    with untouched(model, images.device), torch.no_grad():
-        outputs = answer(model, images).float()
+    """Cross-entropy takes logits; with probabilities instead, training works badly and without an error."""
+    with preserve_state(model, images.device), torch.no_grad():
+        outputs = call_model(model, images).float()
     sums = outputs.flatten(1).sum(1) if outputs.dim() > 1 else outputs
     if loss == "cross_entropy" and bool((outputs >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
-        return [Remark(PROBLEM, "outputs", "look like probabilities, and cross-entropy takes logits; take the softmax away")]
+        return [Remark(PROBLEM, "outputs", "look like probabilities, and cross-entropy takes logits; remove the softmax")]
     return []
 
 
 def _wrappers(model: nn.Module) -> list[Remark]:
     findings = []
     try:
-        refuse_static_graph(model)
+        refuse_unsupported_wrappers(model)
         if isinstance(model, DistributedDataParallel):
             findings.append(Remark(OK, "DDP", "settings are safe for one backward pass of terms.total"))
     except ValueError as error:
         findings.append(Remark(PROBLEM, "DDP", str(error)))
     if is_compiled(model):
-        text = "compiled by itself: only finite_difference takes it so; compile the whole step with forward_mode instead"
+        text = "compiled by itself: only finite_difference supports that; compile the whole step with forward_mode instead"
         findings.append(Remark(NOTE, "torch.compile", text))
     return findings
 
 
 def _operators(model: nn.Module, images: Tensor) -> list[Remark]:
     findings = []
-    for verdict in second_order.culprits(model, images[:FEW]):
+    for verdict in find_culprits(model, images[:IMAGES]):
         if verdict.double_backward:
             findings.append(Remark(NOTE, "operators", f"{verdict} has no second derivative: {verdict.double_backward}"))
         if verdict.forward_mode:
             findings.append(Remark(NOTE, "operators", f"{verdict} in forward mode: {verdict.forward_mode}"))
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        text = "scripted parts cannot be looked into, nor batch-norm in them be seen; examine the module that was scripted"
+        text = "scripted parts, and batch-norm inside them, cannot be examined; pass the module that was scripted"
         findings.append(Remark(NOTE, "operators", text))
     return findings or [Remark(OK, "operators", "all twice differentiable, and exact in forward mode")]
 
@@ -206,11 +207,11 @@ def _effect(
     images: Tensor,
     labels: Tensor,
 ) -> list[Remark]:
-    """Whether the penalty reaches the parameters at all."""
+    """Whether the penalty depends on the parameters at all."""
     runs = [objective for name, objective in objectives.items() if name in seconds]
     if not runs:
         return [Remark(PROBLEM, "effect", "no engine can differentiate the penalty")]
-    gradients = agreement.parameter_gradients(runs[0], model, images[:FEW], labels[:FEW])
+    gradients = penalty_gradients(runs[0], model, images[:IMAGES], labels[:IMAGES])
     moved = [name for name, gradient in gradients.items() if float(gradient.norm()) > 0]
     if not moved:
         text = "the penalty does not move any parameter: the outputs do not depend on the image, or something is detached"
@@ -221,12 +222,18 @@ def _effect(
 def _gap(
     objective: GradientPenalty, seconds: dict[str, float], model: nn.Module, images: Tensor, labels: Tensor
 ) -> dict[str, float]:
-    """Against double backward, or, where that does not run, against finite differences, which then have no judge."""
+    """The gap to double backward or, for finite differences, to forward mode where double backward fails."""
     name = engines.resolve(objective.engine).name
-    reference: Engine = DoubleBackward() if DoubleBackward.name in seconds else FiniteDifference()
-    if name == reference.name:
+    exact = [engine for engine in ENGINES[:2] if engine.name in seconds and engine.name != name]
+    if name == DoubleBackward.name or not exact:
         return {}
-    return {name: agreement.gap(objective, model, images[:FEW], labels[:FEW], reference).relative}
+    return {name: gap(objective, model, images[:IMAGES], labels[:IMAGES], exact[0]).relative}
+
+
+def _verification(seconds: dict[str, float], gaps: dict[str, float]) -> list[Remark]:
+    unverified = [name for name in (ForwardMode.name, FiniteDifference.name) if name in seconds and name not in gaps]
+    text = "not verified: there is no exact gradient to compare with"
+    return [Remark(NOTE, name, text) for name in unverified]
 
 
 def _choice(seconds: dict[str, float], gaps: dict[str, float], tolerance: float) -> str | None:
@@ -243,7 +250,7 @@ def _seconds_per_step(objective: Objective, model: nn.Module, images: Tensor, la
     def step() -> None:
         torch.autograd.grad(objective(model, images, labels).total, parameters, allow_unused=True)
 
-    with untouched(model, images.device, frozen=False):
+    with preserve_state(model, images.device, frozen=False):
         step()  # the first one pays for caches
         return median(_seconds(step, images) for _ in range(repeats))
 

@@ -1,12 +1,12 @@
-"""How a gradient penalty is differentiated. All engines return the same value; they differ in cost and in what they need.
+"""Engines: how a gradient penalty is differentiated. All compute the same value; they differ in cost and requirements.
 
-The penalty is ``q = g' L g`` with ``g = grad_x field``. Its derivative in the parameters needs only a directional derivative
-of the field: with ``v = L g`` held constant, ``dq = 2 d(g . v)``.
+The penalty is a function ``q(g)`` with ``g = grad_x field``, such as ``g' L g``. Its derivative in the parameters needs only a
+directional derivative of the field: with ``v = dq/dg`` held constant, ``dq = d(g . v)``.
 
 - :class:`DoubleBackward` differentiates the backward pass. Exact for every model that is twice differentiable.
-- :class:`ForwardMode` takes ``g . v`` by one forward-mode pass and differentiates that by one ordinary backward pass. Exact,
-  needs no second-derivative kernels, and is the one that ``torch.compile`` takes whole.
-- :class:`FiniteDifference` takes ``g . v`` by differences of the field. Works with everything; the gradient is approximate.
+- :class:`ForwardMode` computes ``g . v`` by one forward-mode pass and differentiates that by one backward pass. Exact, needs
+  no second-derivative kernels, and is the only one that ``torch.compile`` takes as one graph.
+- :class:`FiniteDifference` computes ``g . v`` by differences of the field. Works with every model; the gradient is approximate.
 """
 
 from __future__ import annotations
@@ -14,35 +14,48 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from wassersmooth import _checks
-from wassersmooth.learning.dual_norm import CovectorNorm
-from wassersmooth.learning.fields import Fields
-from wassersmooth.learning.parallel import is_compiled
-from wassersmooth.learning.passes import Passes
-from wassersmooth.learning.substitution import forward_mode_safe
+from wassersmooth import _checks, _model_checks
+from wassersmooth._torch_internals import in_transform, is_batch_norm, refuse_graph_breaks
+from wassersmooth.learning.covector_norms import GradientFunction
+from wassersmooth.learning.fields import InputFunctions
+from wassersmooth.learning.forward_mode_lock import exclusive_forward_mode
+from wassersmooth.learning.forward_mode_ops import forward_mode_safe
+from wassersmooth.learning.replayable_forward import ReplayableForward
+from wassersmooth.learning.wrappers import is_compiled
 
 EngineName = Literal["double_backward", "forward_mode", "finite_difference"]
 
 
 class Engine(ABC):
-    """A way to compute losses and squared gradient lengths that a backward pass can follow."""
+    """Computes losses and functions of input gradients that can be differentiated by a backward pass."""
 
     name: ClassVar[EngineName]
 
     def check(self, model: nn.Module) -> None:
-        """Complains about models that this engine cannot take."""
+        """Raise for a model that this engine does not support."""
         refuse_compilation(model, self.name)
 
     @abstractmethod
-    def __call__(self, model: nn.Module, images: Tensor, fields: Fields, cometric: CovectorNorm) -> tuple[Tensor, Tensor]:
-        """The losses and the squared lengths of the gradients, summed over the fields. # shape: (B,) and (B,)"""
+    def __call__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        fields: InputFunctions,
+        penalty: GradientFunction,
+        constants: tuple[Any, ...] = (),
+    ) -> tuple[Tensor, Tensor]:
+        """The losses, and the penalties of the gradients, summed over the fields. # shape: (B,) and (B,)
+
+        Arguments:
+            constants: what the model takes besides the images.
+        """
 
 
 @dataclass(frozen=True)
@@ -51,15 +64,22 @@ class DoubleBackward(Engine):
 
     name: ClassVar[EngineName] = "double_backward"
 
-    def __call__(self, model: nn.Module, images: Tensor, fields: Fields, cometric: CovectorNorm) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        fields: InputFunctions,
+        penalty: GradientFunction,
+        constants: tuple[Any, ...] = (),
+    ) -> tuple[Tensor, Tensor]:
         x = images.detach().requires_grad_()
-        outputs = Passes(model, images).first(x)
-        fields.settle(outputs)
+        outputs = ReplayableForward(model, images, *constants).first(x)
+        fields.draw_signs(outputs)
         losses = fields.losses(outputs)
-        squares = torch.zeros_like(losses)
+        penalties = torch.zeros_like(losses)
         for field in fields(outputs, losses):
-            squares = squares + cometric.quad(_gradient(field.sum(), x))
-        return losses, squares
+            penalties = penalties + penalty.value(_gradient(field.sum(), x), outputs)
+        return losses, penalties
 
 
 @dataclass(frozen=True)
@@ -67,44 +87,56 @@ class ForwardMode(Engine):
     """Exact without second derivatives, and compiles as one graph: use it inside ``torch.compile``.
 
     Norms, activations and losses whose native kernels are wrong or missing in forward mode are computed from elementary
-    operations instead (:mod:`wassersmooth.learning.substitution`).
+    operations instead (:mod:`wassersmooth.learning.forward_mode_ops`). Threads take turns: torch has one forward mode for all.
 
     Arguments:
-        verify: a model with parts not known to be exact, or a loss of one's own, is compared with double backward on the first
-            batch, once in each mode, and refused if it differs. There is no comparison while compiling: run one eager step
-            before, or ask :func:`wassersmooth.doctor`.
+        verify: compare a model with untested modules, or a custom loss, with double backward on the first batch, once in each
+            mode, and raise if it differs. There is no comparison while compiling: run one eager step before, or use
+            :func:`wassersmooth.doctor`.
     """
 
     verify: bool = True
     name: ClassVar[EngineName] = "forward_mode"
 
-    def __call__(self, model: nn.Module, images: Tensor, fields: Fields, cometric: CovectorNorm) -> tuple[Tensor, Tensor]:
-        if not torch.compiler.is_compiling():
-            return self._losses_and_squares(model, images, fields, cometric)
-        # Of parts that are compiled one by one, none has a gradient of the tangent: a break would silently lose it.
-        with torch._dynamo.error_on_graph_break(True):
-            return self._losses_and_squares(model, images, fields, cometric)
+    def __post_init__(self) -> None:
+        _checks.choice("verify", self.verify, (False, True))
 
-    def _losses_and_squares(
-        self, model: nn.Module, images: Tensor, fields: Fields, cometric: CovectorNorm
+    def __call__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        fields: InputFunctions,
+        penalty: GradientFunction,
+        constants: tuple[Any, ...] = (),
     ) -> tuple[Tensor, Tensor]:
-        passes = Passes(model, images)
+        if not torch.compiler.is_compiling():
+            with exclusive_forward_mode():
+                return self._losses_and_penalties(model, images, fields, penalty, constants)
+        # Graphs compiled separately have no gradient of the tangent: a graph break would silently lose it.
+        with refuse_graph_breaks():
+            return self._losses_and_penalties(model, images, fields, penalty, constants)
+
+    def _losses_and_penalties(
+        self, model: nn.Module, images: Tensor, fields: InputFunctions, penalty: GradientFunction, constants: tuple[Any, ...]
+    ) -> tuple[Tensor, Tensor]:
+        passes = ReplayableForward(model, images, *constants)
         outputs, pullback = passes.first_with_pullback(images)
-        fields.settle(outputs)
+        fields.draw_signs(outputs)
         gradients = _input_gradients(outputs, fields, pullback)
-        losses, squares = None, torch.zeros(len(images), dtype=images.dtype, device=images.device)
+        losses, penalties = None, torch.zeros(len(images), dtype=images.dtype, device=images.device)
         for row, g in enumerate(gradients):
-            v = cometric.mv(g).detach()
+            v = penalty.derivative(g, outputs.detach())
             with forward_ad.dual_level():
-                outputs = passes.again(_dual(images, v), forward_mode_safe())
+                dual_outputs = passes.replay(_dual(images, v), forward_mode_safe())
                 with forward_mode_safe():
-                    dual_losses = fields.losses(outputs)
-                    field = fields(outputs, dual_losses)[row]
+                    dual_losses = fields.losses(dual_outputs)
+                    field = fields(dual_outputs, dual_losses)[row]
                 _, tangent = _primal_and_tangent(field)
                 losses = _primal_and_tangent(dual_losses)[0] if losses is None else losses
-            squares = squares + _with_slope(cometric.quad(g), tangent)
+                value = penalty.value(g, _primal_and_tangent(dual_outputs)[0])
+            penalties = penalties + _with_derivative(value, tangent)
         assert losses is not None
-        return losses, squares
+        return losses, penalties
 
 
 @dataclass(frozen=True)
@@ -112,60 +144,71 @@ class FiniteDifference(Engine):
     """Works with every model; the value is exact and the gradient approximate.
 
     Arguments:
-        step: the length of a step relative to the image, in root mean squares. None chooses it by the precision: its third
-            root for central, its square root for one-sided differences.
-        central: two further passes, at both sides, and an error of second order; otherwise one pass and first order.
+        step: the root mean square of a step relative to that of the image. None chooses it from the machine precision: its
+            third root for central, its square root for one-sided differences.
+        central: True takes two more passes, one on each side, with an error of second order; False one, of first order.
+        verify: measure the error on the first batch of a model, once in each mode, and warn if it is above 5 %. With relu and
+            batch-norm in training mode it may be 100 % and more.
     """
 
     step: float | None = None
     central: bool = True
+    verify: bool = True
     name: ClassVar[EngineName] = "finite_difference"
 
     def __post_init__(self) -> None:
         _checks.choice("central", self.central, (False, True))
+        _checks.choice("verify", self.verify, (False, True))
         if self.step is not None:
-            object.__setattr__(self, "step", _checks.plain_number(self.step))
+            object.__setattr__(self, "step", _checks.python_number(self.step))
             _checks.non_negative_number("step", self.step)
             if self.step == 0:
                 raise ValueError("step must be positive; got 0; None chooses one by the precision")
 
     def check(self, model: nn.Module) -> None:
-        """Every model will do, compiled or not."""
+        """Every model is supported, compiled or not."""
         refuse_transforms()
 
-    def __call__(self, model: nn.Module, images: Tensor, fields: Fields, cometric: CovectorNorm) -> tuple[Tensor, Tensor]:
-        passes = Passes(model, images)
+    def __call__(
+        self,
+        model: nn.Module,
+        images: Tensor,
+        fields: InputFunctions,
+        penalty: GradientFunction,
+        constants: tuple[Any, ...] = (),
+    ) -> tuple[Tensor, Tensor]:
+        passes = ReplayableForward(model, images, *constants)
         outputs, pullback = passes.first_with_pullback(images)
-        fields.settle(outputs)
+        fields.draw_signs(outputs)
         gradients = _input_gradients(outputs, fields, pullback)
-        shared = not torch.compiler.is_compiling() and not is_compiled(model)
-        outputs = outputs if shared else passes.again(images.detach())
+        differentiable = not torch.compiler.is_compiling() and not is_compiled(model)
+        outputs = outputs if differentiable else passes.replay(images.detach())
         losses = fields.losses(outputs)
-        squares = torch.zeros(len(images), dtype=images.dtype, device=images.device)
+        penalties = torch.zeros(len(images), dtype=images.dtype, device=images.device)
         for row, g in enumerate(gradients):
-            v = cometric.mv(g).detach()
+            v = penalty.derivative(g, outputs.detach())
             h = self._step_sizes(images, v, outputs.dtype, together=couples_images(model))
             ahead = self._field_at(images + h * v, row, passes, fields)
             behind = self._field_at(images - h * v, row, passes, fields) if self.central else fields(outputs, losses)[row]
-            slope = (ahead - behind) / (h.flatten() * (2 if self.central else 1))
-            squares = squares + _with_slope(cometric.quad(g), slope)
-        return losses, squares
+            directional = (ahead - behind) / (h.flatten() * (2 if self.central else 1))
+            penalties = penalties + _with_derivative(penalty.value(g, outputs), directional)
+        return losses, penalties
 
-    def _field_at(self, x: Tensor, row: int, passes: Passes, fields: Fields) -> Tensor:
-        outputs = passes.again(x.detach())
+    def _field_at(self, x: Tensor, row: int, passes: ReplayableForward, fields: InputFunctions) -> Tensor:
+        outputs = passes.replay(x.detach())
         return fields(outputs, fields.losses(outputs))[row]
 
     def _step_sizes(self, images: Tensor, v: Tensor, outputs_dtype: torch.dtype, together: bool) -> Tensor:
         """h such that h v is ``step`` times as large as the image. # shape: (B, 1, 1, 1)
 
-        Where the images of a batch see each other (batch-norm in training mode), the differences of all of them mix, and
-        only a common h keeps them apart.
+        Where the images of a batch are coupled (batch-norm in training mode), their differences mix, and only a common h
+        gives the right sum.
         """
         relative = self.step or torch.finfo(outputs_dtype).eps ** (1 / 3 if self.central else 1 / 2)
         dims = (0, 1, 2, 3) if together else (1, 2, 3)
         size = images.detach().square().mean(dims, keepdim=True).sqrt().clamp_min(1e-3)  # a black image has no scale
         length = v.square().mean(dims, keepdim=True).sqrt()
-        h = relative * size / torch.where(length > 0, length, size)  # without a gradient any step does
+        h = relative * size / torch.where(length > 0, length, size)  # without a gradient any step is right
         return h.expand(len(images), 1, 1, 1)
 
 
@@ -173,7 +216,7 @@ BY_NAME: dict[EngineName, Engine] = {engine.name: engine for engine in (DoubleBa
 
 
 def resolve(engine: EngineName | Engine) -> Engine:
-    """The engine by its name, or an engine value with settings of its own."""
+    """The engine of this name, or the given engine."""
     if isinstance(engine, Engine):
         return engine
     _checks.choice("engine", engine, BY_NAME)
@@ -182,14 +225,11 @@ def resolve(engine: EngineName | Engine) -> Engine:
 
 def couples_images(model: nn.Module) -> bool:
     """Whether the output of one image depends on the others of its batch: batch-norm in training mode."""
-    return any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
-        for module in model.modules()
-    )
+    return any(is_batch_norm(module) and (module.training or module.running_mean is None) for module in model.modules())
 
 
 def refuse_compilation(model: nn.Module, name: str | None) -> None:
-    """Says which engine can, where torch.compile and an engine do not go together; None is an objective without a choice."""
+    """Raise where an engine does not work with torch.compile, and say which one does; None is an objective without engines."""
     refuse_transforms()
     if torch.compiler.is_compiling() and name != "forward_mode":
         raise RuntimeError(
@@ -200,21 +240,21 @@ def refuse_compilation(model: nn.Module, name: str | None) -> None:
         )
     if torch.compiler.is_compiling() and isinstance(model, DistributedDataParallel):
         raise RuntimeError(
-            "a compiled step goes around DistributedDataParallel, and gradients would not be averaged; leave the step "
+            "a compiled step bypasses DistributedDataParallel, and gradients would not be averaged; leave the step "
             "uncompiled with engine='double_backward', or average the gradients yourself"
         )
     if not torch.compiler.is_compiling() and is_compiled(model):
         raise RuntimeError(
-            "this objective cannot differentiate a model that was compiled by itself; hand over the uncompiled model"
+            "this objective cannot differentiate a model that was compiled by itself; pass the uncompiled model"
             if name is None
-            else f"engine={name!r} cannot differentiate a model that was compiled by itself; hand over the uncompiled model "
+            else f"engine={name!r} cannot differentiate a model that was compiled by itself; pass the uncompiled model "
             "and compile the whole step with engine='forward_mode', or use engine='finite_difference'"
         )
 
 
 def refuse_transforms() -> None:
-    """Inside torch.func.grad or vmap there is no gradient in the images to be had: they take tensors as their own."""
-    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+    """Raise inside torch.func.grad or vmap, which wrap tensors so that autograd has no gradient in the images."""
+    if not torch.compiler.is_compiling() and in_transform():
         raise RuntimeError(
             "an objective that differentiates the model cannot be called inside torch.func.grad, vmap or another transform; "
             "call it outside of them, and then terms.total.backward() or torch.autograd.grad(terms.total, ...)"
@@ -222,6 +262,7 @@ def refuse_transforms() -> None:
 
 
 def _gradient(total: Tensor, x: Tensor) -> Tensor:
+    _model_checks.depends_on_outputs(total)
     (g,) = torch.autograd.grad(total, x, create_graph=True, allow_unused=True)
     return torch.zeros_like(x) if g is None else g
 
@@ -236,8 +277,8 @@ def _primal_and_tangent(dual: Tensor) -> tuple[Tensor, Tensor | None]:
     return primal, tangent
 
 
-def _input_gradients(outputs: Tensor, fields: Fields, pullback: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """The gradient of each field, as a constant."""
+def _input_gradients(outputs: Tensor, fields: InputFunctions, pullback: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """The gradient of each field in the image, as a constant."""
     covectors: list[Tensor] = []
     if torch.compiler.is_compiling():
         values, pull = torch.func.vjp(lambda o: fields(o, fields.losses(o)), outputs.detach())  # type: ignore[misc]
@@ -248,11 +289,12 @@ def _input_gradients(outputs: Tensor, fields: Fields, pullback: Callable[[Tensor
     else:
         point = outputs.detach().requires_grad_()
         for field in fields(point, fields.losses(point)):
+            _model_checks.depends_on_outputs(field)
             (w,) = torch.autograd.grad(field.sum(), point, retain_graph=True)
             covectors.append(w)
     return [pullback(w).detach() for w in covectors]
 
 
-def _with_slope(square: Tensor, slope: Tensor | None) -> Tensor:
-    """The value of q = g' L g with the derivative of 2 g . v; graph weights in q stay alive."""
-    return square if slope is None else square + 2 * (slope - slope.detach())
+def _with_derivative(value: Tensor, directional: Tensor | None) -> Tensor:
+    """The value of q(g) with the derivative of g . v; q stays differentiable in the outputs and in graph weights."""
+    return value if directional is None else value + directional - directional.detach()

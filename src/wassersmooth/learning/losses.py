@@ -1,13 +1,13 @@
-"""Losses with one value per image, written out so that every kind of differentiation goes through them.
+"""Losses with one value per image, made of operators that every kind of differentiation supports.
 
 ``F.cross_entropy``, ``log_softmax`` and ``logsumexp`` fail when a backward pass follows forward-mode differentiation, so the
-log-sum-exp is spelled out. Outputs in half precision (autocast) are widened to float32 first.
+log-sum-exp is written out. Outputs in half precision (autocast) are converted to float32 first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +31,13 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def binary_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """k independent sigmoid outputs, given as logits: the mean of k binary cross-entropies. # shape: as cross_entropy"""
+    """The mean of k binary cross-entropies of sigmoid outputs, given as logits. # shape: as cross_entropy"""
     outputs = widened(outputs)
     return (F.softplus(outputs) - outputs * one_hot(labels, outputs)).mean(1)
 
 
 def square(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Squared error, the mean over k outputs. # shape: as cross_entropy"""
+    """The mean squared error over k outputs. # shape: as cross_entropy"""
     outputs = widened(outputs)
     return (outputs - one_hot(labels, outputs)).square().mean(1)
 
@@ -50,19 +50,31 @@ BY_NAME: dict[NamedLoss, Loss] = {
 
 
 def resolve(loss: NamedLoss | Loss) -> Loss:
-    """The loss by its name, or the caller's own, whose result is checked to be one finite value per image."""
+    """The loss of this name, or the given callable."""
     if isinstance(loss, str):
         _checks.choice("loss", loss, BY_NAME)
         return BY_NAME[loss]
-    if not callable(loss):
-        raise ValueError(f"loss must be a name ({', '.join(BY_NAME)}) or a callable; got {type(loss).__name__}")
+    _checks.function("loss", loss, f"(outputs, labels) -> (B,) or a name ({', '.join(BY_NAME)})", 2)
     return loss
 
 
-def evaluate(loss: Callable[..., Tensor], outputs: Tensor, labels: Tensor, *further: Tensor) -> Tensor:
-    """The loss of each image, of outputs, labels and whatever else it takes. # shape: outputs (B, ...) -> (B,)"""
-    _model_checks.outputs(outputs, len(labels))
-    losses = loss(outputs, labels, *further)
+def evaluate(loss: Callable[..., Tensor], outputs: Tensor, labels: Any, *further: Tensor, images: int | None = None) -> Tensor:
+    """The loss of each image, checked to be one finite value. # shape: outputs (B, ...) -> (B,)
+
+    Arguments:
+        images: how many there are; None for one label each.
+    """
+    _model_checks.outputs(outputs, len(labels) if images is None else images)
+    try:
+        losses = loss(outputs, labels, *further)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # torch's words about shapes and dtypes do not say whose they are
+        kind = f"{labels.dtype} of {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(
+            f"the loss cannot take outputs {outputs.dtype} of {tuple(outputs.shape)} and labels {kind} "
+            f"({_checks.first_line(error, 120)}); pass labels that it takes, or another loss"
+        ) from error
     _model_checks.per_image_losses(losses, len(outputs))
     return losses
 
@@ -73,7 +85,7 @@ def one_hot(labels: Tensor, outputs: Tensor) -> Tensor:
     if labels.is_floating_point():
         return labels.to(outputs.dtype)
     classes = torch.arange(outputs.shape[1], device=labels.device)
-    return (labels.unsqueeze(1) == classes).to(outputs.dtype)  # F.one_hot looks at the values, which a tracer cannot
+    return (labels.unsqueeze(1) == classes).to(outputs.dtype)  # F.one_hot reads the values, which tracing cannot
 
 
 def log_sum_exp(values: Tensor, dim: int | tuple[int, ...] = 1, keepdim: bool = False) -> Tensor:
@@ -83,5 +95,5 @@ def log_sum_exp(values: Tensor, dim: int | tuple[int, ...] = 1, keepdim: bool = 
 
 
 def widened(values: Tensor) -> Tensor:
-    """Half precision as float32, so that sums, means and variances keep their digits."""
+    """Half precision converted to float32, so that sums, means and variances keep their digits."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

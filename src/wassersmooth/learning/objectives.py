@@ -1,30 +1,39 @@
 """Objectives: each turns a model and a batch into a loss and a penalty.
 
-The factor of every penalty is said in one convention: noise has covariance eta^2 L(x); ``GradientPenalty`` uses eta^2, as the
-paper's experiments do, and ``Tikhonov`` eta^2 / 2, as the theorem does.
+One convention for eta: noise has covariance eta^2 L(x). ``GradientPenalty`` has the factor eta^2, as in the paper's
+experiments, and ``Tikhonov`` eta^2 / 2, as in the theorem.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
-from wassersmooth.geometry.metrics import Metric
-from wassersmooth.learning import engines, losses, verification
-from wassersmooth.learning.attacked import Attack, attacked_images, check_attack
-from wassersmooth.learning.dual_norm import PenaltyMetric, Unsquared, check_handed, check_reached, evaluated
-from wassersmooth.learning.engines import Engine, EngineName, ForwardMode
-from wassersmooth.learning.fields import Fields, Of
+from wassersmooth.geometry.metrics import Metric, check_metric
+from wassersmooth.learning import engines, losses, verified_models
+from wassersmooth.learning.attack_runner import Attack, attacked_images, check_attack
+from wassersmooth.learning.covector_norms import (
+    LengthOfGradient,
+    PenaltyMetric,
+    check_attacked_images,
+    check_images,
+    evaluate_unchecked,
+    is_quadratic,
+    with_power,
+)
+from wassersmooth.learning.engines import Engine, EngineName, FiniteDifference
+from wassersmooth.learning.fields import Fields, Of, combination_of_outputs, projections
 from wassersmooth.learning.losses import Loss, NamedLoss
-from wassersmooth.learning.parallel import refuse_static_graph
-from wassersmooth.learning.passes import Passes
-from wassersmooth.learning.terms import Objective, raised, readable, tied
-from wassersmooth.model_state import answer, untouched
+from wassersmooth.learning.objective import Objective, connect_to_loss, eta_power, readable
+from wassersmooth.learning.replayable_forward import ReplayableForward
+from wassersmooth.learning.step_spec import FunctionTerm, GradientTerm, StepSpec, refuse_learned_weights
+from wassersmooth.learning.wrappers import refuse_unsupported_wrappers
+from wassersmooth.model_state import call_model, preserve_state
 
 Perturbation = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -48,26 +57,31 @@ class Plain(Objective):
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        loss = losses.evaluate(losses.resolve(self.loss), answer(model, images), labels).mean()
+        loss = losses.evaluate(losses.resolve(self.loss), call_model(model, images), labels).mean()
         return loss, torch.zeros_like(loss)
+
+    def step_spec(self) -> StepSpec:
+        return StepSpec(self.loss)
 
 
 @dataclass(frozen=True, repr=False)
 class GradientPenalty(Objective):
     """loss + eta^2 * mean over images of g' L(x) g, with g the gradient in the image (appendix D of the paper).
 
-    With ``power=1`` it is loss + eta * mean of the length ``(g' L(x) g)^(1/2)``: what a perturbation of length eta in this
-    metric adds to the loss at most, to first order. Large gradients weigh less in it, and small ones more.
+    With ``power=1`` it is loss + eta * mean of the length ``(g' L(x) g)^(1/2)``: to first order, the most that a perturbation
+    of length eta in this metric adds to the loss. Large gradients weigh less in it, and small ones more.
 
     The images are constants: no gradient flows back into them. With batch-norm in training mode the loss of one image
-    depends on the others of its batch; g is then the gradient of the sum over the batch, and under DDP each process has
-    the statistics of its own part.
+    depends on the others in its batch; g is then the gradient of the sum over the batch, and under DDP each process uses
+    the statistics of its part.
 
     Arguments:
         metric: ``Euclidean()``, ``Wasserstein(...)`` or ``DualNorm("linf")``.
-        eta: a float, or a 0-d tensor, which can change without a new compilation.
-        of: ``"loss"`` penalizes the gradient of the loss, ``"logits"`` the sum over those of all outputs: exactly
-            up to 16 of them, by 4 random projections, without bias, beyond.
+        eta: a float, or a 0-d tensor, which can change without recompilation.
+        of: ``"loss"`` penalizes the gradient of the loss, ``"logits"`` the sum over the gradients of all outputs: exact up
+            to 16 outputs, above that an unbiased estimate by 4 random projections. That estimate exists for squares of
+            ``Euclidean()`` and ``Wasserstein(...)``; for ``power=1``, ``DualNorm`` and metrics of your own the sum is exact for
+            every number of outputs, at the cost of one gradient for each.
         engine: ``"double_backward"``, ``"forward_mode"``, ``"finite_difference"``, or an engine value with settings.
         loss: as in :class:`Plain`.
         power: 2 for the square of the length, 1 for the length itself.
@@ -82,7 +96,7 @@ class GradientPenalty(Objective):
 
     def __post_init__(self) -> None:
         _checks.metric(self.metric)
-        object.__setattr__(self, "eta", _checks.plain_number(self.eta))
+        object.__setattr__(self, "eta", _checks.python_number(self.eta))
         _checks.strength("eta", self.eta)
         _checks.choice("of", self.of, OF)
         _checks.choice("power", self.power, (1, 2))
@@ -91,33 +105,43 @@ class GradientPenalty(Objective):
 
     def check(self, model: nn.Module, images: Tensor) -> None:
         _checks.strength("eta", self.eta)
-        refuse_static_graph(model)
+        refuse_unsupported_wrappers(model)
         engines.resolve(self.engine).check(model)
-        check_handed(self.metric, images)
+        check_images(self.metric, images)
 
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         engine = engines.resolve(self.engine)
-        cometric = evaluated(self.measure, images.detach())  # which were looked at: on CUDA that is waited for
-        if isinstance(engine, ForwardMode) and engine.verify:
-            verification.once(self, model, images, labels)
-        fields = Fields(self.of, losses.resolve(self.loss), labels, generator, engines.couples_images(model))
-        per_image, squares = engine(model, images, fields, cometric)
-        loss = per_image.mean()
-        return loss, tied(raised(self.eta, squares, self.power) * squares.mean(), loss)
+        cometric = evaluate_unchecked(with_power(self.metric, self.power), images.detach())
+        verified_models.verify_once(self, model, images, labels, () if isinstance(self.loss, str) else (self.loss,))
+        loss = losses.resolve(self.loss)
+        fields = Fields(self.of, loss, labels, generator, engines.couples_images(model), is_quadratic(cometric))
+        per_image, squares = engine(model, images, fields, LengthOfGradient(cometric))
+        mean_loss = per_image.mean()
+        return mean_loss, connect_to_loss(eta_power(self.eta, squares, self.power) * squares.mean(), mean_loss)
 
-    @property
-    def measure(self) -> PenaltyMetric:
-        """The metric, as it is penalized: squares of lengths, or lengths."""
-        return self.metric if self.power == 2 else Unsquared(self.metric)
+    def step_spec(self) -> StepSpec:
+        if isinstance(engines.resolve(self.engine), FiniteDifference):
+            raise ValueError("fast gradients are exact; got engine='finite_difference'; call the objective for that")
+        of, draw = (None, None) if self.of == "loss" else (combination_of_outputs, self._draw_combinations)
+        return StepSpec(self.loss, GradientTerm(metric=self.metric, eta=self.eta, power=self.power, of=of, draw=draw))
+
+    def _draw_combinations(
+        self, model: nn.Module, images: Tensor, labels: Tensor, outputs: Tensor, generator: torch.Generator | None
+    ) -> list[tuple[Tensor, ...]]:
+        """Each output by itself, or random combinations of many."""
+        quadratic = is_quadratic(evaluate_unchecked(with_power(self.metric, self.power), images))
+        drawn = projections(outputs, engines.couples_images(model), quadratic, generator)
+        rows = torch.eye(outputs.shape[1], device=outputs.device)[:, None] if drawn is None else drawn
+        return [(row,) for row in rows]
 
 
 @dataclass(frozen=True, repr=False)
 class DirectionalPenalty(Objective):
-    """loss + mean over images of the derivative of the loss along xi: the paper's penalty for noise with a mean.
+    """loss + mean over images of the derivative of the loss along xi: the paper's penalty for noise with nonzero mean.
 
-    It is signed: along an attack's perturbation it is positive and estimates what the attack adds to the loss.
+    It is signed: along an attack's perturbation it is positive, a first-order estimate of what the attack adds to the loss.
 
     Arguments:
         perturbation: ``perturbation(model, images, labels) -> xi`` (B, C, H, W), taken as a constant.
@@ -129,17 +153,16 @@ class DirectionalPenalty(Objective):
 
     def __post_init__(self) -> None:
         losses.resolve(self.loss)
-        if not callable(self.perturbation):
-            raise ValueError(f"perturbation must be callable; got {type(self.perturbation).__name__}")
+        _checks.function("perturbation", self.perturbation, "(model, images, labels) -> xi", 3)
 
     @classmethod
     def from_attack(cls, attack: Attack, loss: NamedLoss | Loss = "cross_entropy") -> DirectionalPenalty:
-        """The perturbation that an attack makes: attacked images less images."""
+        """Use the perturbation of an attack: attacked images minus images."""
         return cls(Displacement(attack), loss)
 
     def check(self, model: nn.Module, images: Tensor) -> None:
         super().check(model, images)
-        refuse_static_graph(model)
+        refuse_unsupported_wrappers(model)
         engines.refuse_compilation(model, None)
 
     def loss_and_penalty(
@@ -147,19 +170,44 @@ class DirectionalPenalty(Objective):
     ) -> tuple[Tensor, Tensor]:
         xi = self._perturbation(model, images.detach(), labels, generator)
         x = images.detach().requires_grad_()
-        per_image = losses.evaluate(losses.resolve(self.loss), Passes(model, images).first(x), labels)
+        per_image = losses.evaluate(losses.resolve(self.loss), ReplayableForward(model, images).first(x), labels)
         (g,) = torch.autograd.grad(per_image.sum(), x, create_graph=True)
         loss = per_image.mean()
-        return loss, tied((g * xi).sum((1, 2, 3)).mean(), loss)
+        return loss, connect_to_loss(derivative_along(g, images, labels, per_image, xi).mean(), loss)
+
+    def step_spec(self) -> StepSpec:
+        """Attacks of this library take a functional model and can be captured; anything else is called as it is."""
+        attack = getattr(self.perturbation, "attack", None)
+        functional = isinstance(self.perturbation, Displacement) and hasattr(attack, "perturb")
+        draw = self._draw_from_attack if functional else self._draw
+        term = FunctionTerm(function=derivative_along, draw=draw)
+        return StepSpec(self.loss, term, functional_draw=functional, capturable=functional)
+
+    def _draw(
+        self, model: nn.Module, images: Tensor, labels: Tensor, outputs: Tensor, generator: torch.Generator | None
+    ) -> list[tuple[Tensor, ...]]:
+        return [(self._perturbation(model, images, labels, generator),)]
+
+    def _draw_from_attack(
+        self, model: nn.Module, images: Tensor, labels: Tensor, outputs: Tensor, generator: torch.Generator | None
+    ) -> list[tuple[Tensor, ...]]:
+        assert isinstance(self.perturbation, Displacement)
+        attacked: Tensor = self.perturbation.attack.perturb(model, images, labels, generator)  # type: ignore[attr-defined]
+        return [(attacked - images,)]
 
     def _perturbation(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         if isinstance(self.perturbation, Displacement):
             return attacked_images(self.perturbation.attack, model, images, labels, generator) - images
-        with untouched(model, images.device):
+        with preserve_state(model, images.device):
             xi = self.perturbation(model, images, labels)
         _checks.like("xi", xi, images)
         _checks.finite("xi", xi)
         return xi.detach()
+
+
+def derivative_along(g: Tensor, images: Tensor, labels: Tensor, outputs: Tensor, xi: Tensor) -> Tensor:
+    """g . xi of each image. # shape: (B, C, H, W), both -> (B,)"""
+    return (g * xi).sum((1, 2, 3))
 
 
 @dataclass(frozen=True)
@@ -177,7 +225,7 @@ class Displacement:
 
 @dataclass(frozen=True, repr=False)
 class NoisyInputs(Objective):
-    """The loss at x + eta * xi with xi ~ N(0, L(x)), never clipped. The expectation is what ``Tikhonov`` expands.
+    """The loss at x + eta * xi with xi ~ N(0, L(x)), never clipped. ``Tikhonov`` expands its expectation.
 
     Arguments:
         metric: ``Euclidean()`` or ``Wasserstein(...)``.
@@ -190,27 +238,27 @@ class NoisyInputs(Objective):
     loss: NamedLoss | Loss = "cross_entropy"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "eta", _checks.plain_number(self.eta))
+        object.__setattr__(self, "eta", _checks.python_number(self.eta))
         _checks.strength("eta", self.eta)
         losses.resolve(self.loss)
-        _checks.metric(self.metric)
-        if not isinstance(self.metric, Metric):
-            raise ValueError(f"metric must be Euclidean or Wasserstein, which can draw noise; got {type(self.metric).__name__}")
+        check_metric(self.metric, "which can draw noise")
 
     def check(self, model: nn.Module, images: Tensor) -> None:
         _checks.strength("eta", self.eta)
-        check_handed(self.metric, images)
+        check_images(self.metric, images)
+
+    def inputs(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        xi = self.metric.evaluate(images.detach()).sample(generator)
+        return images + self.eta * xi
 
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        inputs = self.inputs(model, images, labels, generator)
-        return Plain(self.loss).loss_and_penalty(model, inputs, labels, generator)
+        return Plain(self.loss).loss_and_penalty(model, images, labels, generator)
 
-    def inputs(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Where the loss is taken. # shape: as images"""
-        xi = self.metric.evaluate(images.detach()).sample(generator)
-        return images + self.eta * xi
+    def step_spec(self) -> StepSpec:
+        refuse_learned_weights(self.metric)
+        return StepSpec(self.loss, strengths=(self.eta,))
 
 
 @dataclass(frozen=True, repr=False)
@@ -219,9 +267,9 @@ class AdversarialTraining(Objective):
 
     Arguments:
         attack: ``attack(model, images, labels, generator=None) -> images``; it leaves the model as it was.
-        loss: as in :class:`Plain`; None is that of the penalty, or cross-entropy where there is none.
-        penalty: also taken at the attacked images, which then must stay where its metric is defined (above 1 is fine, below
-            0 is not for Wasserstein).
+        loss: as in :class:`Plain`; None means that of the penalty, or cross-entropy without one.
+        penalty: also taken at the attacked images, where its metric must be defined (for Wasserstein, values above 1 are
+            fine and negative ones are not).
     """
 
     attack: Attack
@@ -245,21 +293,35 @@ class AdversarialTraining(Objective):
             super().check(model, images)
         else:
             self.penalty.check(model, images)
+        if hasattr(self.attack, "perturb"):  # an attack of this library; the compiled step calls it without its own checks
+            _checks.pixels("images", images)
+
+    def inputs(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        attacked = attacked_images(self.attack, model, images.detach(), labels, generator)
+        self._check_attacked(attacked)
+        return attacked
 
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        assert self.loss is not None
-        inputs = self.inputs(model, images, labels, generator)
-        return (self.penalty or Plain(self.loss)).loss_and_penalty(model, inputs, labels, generator)
+        return self._at_attacked_images.loss_and_penalty(model, images, labels, generator)
 
-    def inputs(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Where the loss is taken. # shape: as images"""
-        attacked = attacked_images(self.attack, model, images.detach(), labels, generator)
-        self.check_inputs(attacked)
+    def step_spec(self) -> StepSpec:
+        """Attacks of this library have ``perturb``, which takes a functional model; any other is called as it is."""
+        inputs = self._functional_inputs if hasattr(self.attack, "perturb") else None
+        return replace(self._at_attacked_images.step_spec(), functional_inputs=inputs)
+
+    def _functional_inputs(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        attacked: Tensor = self.attack.perturb(model, images, labels, generator).detach()  # type: ignore[attr-defined]
+        if images.is_cpu:  # on CUDA a look at the values would wait for the device in every step
+            self._check_attacked(attacked)
         return attacked
 
-    def check_inputs(self, attacked: Tensor) -> None:
-        """Complains where there is no penalty to take."""
+    @property
+    def _at_attacked_images(self) -> Objective:
+        assert self.loss is not None
+        return self.penalty or Plain(self.loss)
+
+    def _check_attacked(self, attacked: Tensor) -> None:
         if self.penalty is not None:
-            check_reached(self.penalty.metric, attacked)
+            check_attacked_images(self.penalty.metric, attacked)

@@ -18,16 +18,17 @@ from torch import Tensor, nn
 
 from wassersmooth import _checks
 from wassersmooth.geometry import calculus
-from wassersmooth.geometry.metrics import Metric
-from wassersmooth.geometry.operators import Cometric
+from wassersmooth.geometry.cometric import Cometric
+from wassersmooth.geometry.metrics import Metric, check_metric
 from wassersmooth.geometry.randomness import random_signs
 from wassersmooth.learning import engines, losses
-from wassersmooth.learning.dual_norm import check_handed
+from wassersmooth.learning.covector_norms import check_images
+from wassersmooth.learning.forward_mode_ops import decomposed_operators
 from wassersmooth.learning.losses import NamedLoss
-from wassersmooth.learning.parallel import refuse_static_graph
-from wassersmooth.learning.passes import Passes
-from wassersmooth.learning.substitution import written_out
-from wassersmooth.learning.terms import Objective, raised, tied
+from wassersmooth.learning.objective import Objective, connect_to_loss, eta_power
+from wassersmooth.learning.replayable_forward import ReplayableForward
+from wassersmooth.learning.step_spec import GradientTerm, HessianTerm, StepSpec
+from wassersmooth.learning.wrappers import refuse_unsupported_wrappers
 
 LAPLACIANS = (*calculus.KINDS, None)
 
@@ -36,18 +37,18 @@ LAPLACIANS = (*calculus.KINDS, None)
 class Tikhonov(Objective):
     """loss + (eta^2 / 2) E^R, both terms of the theorem.
 
-    With batch-norm in training mode the images of a batch see each other. Probes remain unbiased for each image's own
-    Hessian; the exact trace would mix them and is refused.
+    Batch-norm in training mode couples the images of a batch. Probes remain unbiased for each image's Hessian; the exact
+    trace would mix the images and is refused.
 
     Arguments:
         metric: ``Euclidean()`` or ``Wasserstein(...)``.
         eta: a float or a 0-d tensor; the noise has covariance eta^2 L(x).
         loss: ``"cross_entropy"`` (softmax), ``"binary_cross_entropy"`` (k sigmoid outputs, given as logits) or ``"square"``;
             the last two are means over the k outputs. Labels are indices (B,) or targets (B, k).
-        laplacian: ``"additive"`` for noise that is added, ``"beltrami"`` for noise along geodesics, None for the l'' term
-            alone (the derivatives of l are those with respect to the logits).
+        laplacian: ``"additive"`` for additive noise, ``"beltrami"`` for noise along geodesics, None for the l'' term alone
+            (l is differentiated in the logits).
         probes: how many random probes estimate E^R, without bias; None computes it exactly, at the cost of one
-            Hessian row per pixel (of one gradient per output for ``laplacian=None``).
+            Hessian row per pixel (one gradient per output for ``laplacian=None``).
     """
 
     metric: Metric
@@ -57,26 +58,24 @@ class Tikhonov(Objective):
     probes: int | None = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "eta", _checks.plain_number(self.eta))
+        object.__setattr__(self, "eta", _checks.python_number(self.eta))
         _checks.strength("eta", self.eta)
         _checks.choice("loss", self.loss, losses.BY_NAME)
         _checks.choice("laplacian", self.laplacian, LAPLACIANS)
         if self.probes is not None:
             _checks.positive_integer("probes", self.probes, "None is exact")
-        _checks.metric(self.metric)
-        if not isinstance(self.metric, Metric):
-            raise ValueError(f"metric must be Euclidean or Wasserstein; got {type(self.metric).__name__}")
+        check_metric(self.metric, "whose Laplacian is known")
 
     def check(self, model: nn.Module, images: Tensor) -> None:
         _checks.strength("eta", self.eta)
-        refuse_static_graph(model)
+        refuse_unsupported_wrappers(model)
         engines.refuse_compilation(model, None)
         if self.probes is None and self.laplacian is not None and engines.couples_images(model):
             raise ValueError(
-                "the exact Laplacian needs images that do not see each other; got batch-norm in training mode; "
+                "the exact Laplacian needs images that do not depend on each other; got batch-norm in training mode; "
                 "use probes=1 or more, which stay unbiased, or model.eval()"
             )
-        check_handed(self.metric, images)
+        check_images(self.metric, images)
 
     def loss_and_penalty(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
@@ -87,7 +86,40 @@ class Tikhonov(Objective):
         else:
             per_image, regularizer = self._laplacian_of_the_loss(model, images, labels, generator)
         loss = per_image.mean()
-        return loss, tied(raised(self.eta, regularizer) / 2 * regularizer.mean(), loss)
+        return loss, connect_to_loss(eta_power(self.eta, regularizer) / 2 * regularizer.mean(), loss)
+
+    def step_spec(self) -> StepSpec:
+        if self.laplacian == "beltrami" or self.probes is None:
+            raise ValueError(
+                "fast gradients of Tikhonov are for laplacian='additive' or None and a number of probes; "
+                f"got laplacian={self.laplacian!r}, probes={self.probes}; call the objective"
+            )
+        if self.laplacian is None:
+            term = GradientTerm(
+                metric=self.metric, eta=self.eta, scale=0.5 / self.probes, of=self._curvature_field, draw=self._draw_signs
+            )
+            return StepSpec(self.loss, term)
+        return StepSpec(self.loss, HessianTerm(metric=self.metric, eta=self.eta, draw=self._draw_pairs))
+
+    def _curvature_field(self, outputs: Tensor, labels: Tensor, z: Tensor) -> Tensor:
+        """R z . f with R z held constant: its gradient in the image is J' R z. # shape: (B, k), z (1 or B, k) -> (B,)"""
+        f = losses.widened(outputs)
+        return (root_of_curvature(self.loss, f, z.to(f.dtype)).detach() * f).sum(1)
+
+    def _draw_signs(
+        self, model: nn.Module, images: Tensor, labels: Tensor, outputs: Tensor, generator: torch.Generator | None
+    ) -> list[tuple[Tensor, ...]]:
+        assert self.probes is not None
+        return [(z,) for z in signs_of_outputs(model, outputs, self.probes, generator)]
+
+    def _draw_pairs(
+        self, model: nn.Module, images: Tensor, labels: Tensor, outputs: Tensor, generator: torch.Generator | None
+    ) -> list[tuple[Tensor, ...]]:
+        """(L(x) z, z) for random signs z, drawn as in calculus.laplacian."""
+        assert self.probes is not None
+        cometric = self.metric.evaluate(images)
+        signs = [random_signs(images.shape, images, generator) for _ in range(self.probes)]
+        return [(cometric.mv(z), z) for z in signs]
 
     def _laplacian_of_the_loss(
         self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None
@@ -126,17 +158,18 @@ class Tikhonov(Objective):
 
 
 def _thrice_differentiable(model: nn.Module, x: Tensor) -> Tensor:
-    """The outputs at x, from operators whose third derivatives are right: that of the native layer-norm is silently wrong.
+    """The outputs at x, from operators with correct third derivatives: that of the native layer-norm is silently wrong.
 
-    The side effects are those of the model's own pass, which is made first.
+    An ordinary forward pass comes first and has the side effects.
     """
-    passes = Passes(model, x)
-    passes.first(x)  # not under no_grad, though its graph is not used: DDP then would not average the gradients
-    return passes.again(x, written_out())
+    passes = ReplayableForward(model, x)
+    passes.first(x)  # Its graph is not used, but under no_grad DDP would not average the gradients.
+    return passes.replay(x, decomposed_operators())
 
 
 def signs_of_outputs(model: nn.Module, outputs: Tensor, probes: int, generator: torch.Generator | None) -> Tensor:
-    """Random signs for each probe, shared by images that see each other, as in Fields. # shape: (probes, 1 or B, k)"""
+    """Random signs for each probe, one set for the batch where its images are coupled, as in Fields.
+    # shape: (probes, 1 or B, k)"""
     drawn = 1 if engines.couples_images(model) else len(outputs)
     return random_signs(torch.Size((probes, drawn, outputs.shape[1])), outputs.detach(), generator)
 

@@ -1,4 +1,4 @@
-"""Smooth deformations of the picture plane: elastic ones, rotations and scalings, by bilinear interpolation."""
+"""Smooth deformations of images: elastic ones, rotations and scalings, by bilinear interpolation."""
 
 from __future__ import annotations
 
@@ -10,74 +10,82 @@ from torch import Tensor
 
 from wassersmooth import _checks, visibility
 from wassersmooth.geometry.randomness import standard_normal
-from wassersmooth.robustness.filters import gaussian_blur
+from wassersmooth.robustness.corruptions import gaussian_blur
 
 Amount = float | Tensor
 
 
 def elastic(images: Tensor, displacement: float, smoothness: float = 4.0, generator: torch.Generator | None = None) -> Tensor:
-    """Every pixel is taken from a place nearby, by a random smooth field. # shape: (B, C, H, W) -> the same
+    """Images deformed by a random smooth displacement field. # shape: (B, C, H, W) -> the same
 
     Arguments:
         displacement: the root mean square length of the field in pixels, the same for every image.
         smoothness: the standard deviation in pixels of the Gaussian that smooths white noise into the field.
-        generator: where the noise comes from.
+        generator: the source of the noise.
     """
     _checks.batch("images", images)
     _checks.pixels("images", images)
     displacement = _checks.non_negative_number("displacement", displacement)
-    smoothness = _checks.non_negative_number("smoothness", smoothness)
+    smoothness = _checks.non_negative_number(
+        "smoothness", smoothness, "a smoother field is a translation", most=4 * max(images.shape[-2:])
+    )
     if not displacement:
         return images.clone()
     batch, _, height, width = images.shape
-    margin = math.ceil(4 * smoothness)  # smoothed with a border that is cut off, so that the field is alike everywhere
+    margin = math.ceil(4 * smoothness)  # a border that is cropped after smoothing, so that the field is stationary
     white = standard_normal(torch.Size((batch, 2, height + 2 * margin, width + 2 * margin)), images, generator)
     field = gaussian_blur(white, smoothness)[..., margin : margin + height, margin : margin + width] if smoothness else white
     length = field.square().sum(1).mean((1, 2)).sqrt()[:, None, None, None]
-    return _pull(images, _pixel_grid(images) + displacement * field / length)
+    return _resample(images, _pixel_grid(images) + displacement * field / length)
 
 
 def rotate(images: Tensor, degrees: Amount) -> Tensor:
-    """Images turned counter-clockwise about their center; what comes in is the edge. # shape: (B, C, H, W) -> the same
+    """Images rotated counter-clockwise about their center, with the edge repeated. # shape: (B, C, H, W) -> the same
 
     Arguments:
         degrees: one angle, or one for each image. # shape: (B,)
     """
     _checks.batch("images", images)
     _checks.pixels("images", images)
-    angle = _one_each("degrees", degrees, images) * (math.pi / 180)
+    angle = _per_image("degrees", degrees, images) * (math.pi / 180)
     cos, sin = angle.cos(), angle.sin()
     y, x = (_pixel_grid(images) - _center(images)).unbind(1)
-    there = torch.stack((cos * y + sin * x, cos * x - sin * y), 1) + _center(images)  # rows grow downwards
-    return _pull(images, there) if bool((angle != 0).any()) else images.clone()
+    source = torch.stack((cos * y + sin * x, cos * x - sin * y), 1) + _center(images)  # the row index grows downwards
+    return _resample(images, source) if bool((angle != 0).any()) else images.clone()
 
 
 def scale(images: Tensor, factor: Amount) -> Tensor:
-    """Images enlarged (factor > 1) or shrunk about their center; what comes in is the edge. # shape: (B, C, H, W) -> the same
+    """Images enlarged (factor > 1) or shrunk about their center, with the edge repeated. # shape: (B, C, H, W) -> the same
 
     Arguments:
         factor: one positive factor, or one for each image. # shape: (B,)
     """
     _checks.batch("images", images)
     _checks.pixels("images", images)
-    factors = _one_each("factor", factor, images)
+    factors = _per_image("factor", factor, images)
     if visibility.values_are_visible(factors) and bool((factors <= 0).any()):
         raise ValueError(f"factor must be positive; got {factors.min().item():g}")
-    there = (_pixel_grid(images) - _center(images)) / factors[:, None] + _center(images)
-    return _pull(images, there) if bool((factors != 1).any()) else images.clone()
+    source = (_pixel_grid(images) - _center(images)) / factors[:, None] + _center(images)
+    return _resample(images, source) if bool((factors != 1).any()) else images.clone()
 
 
-def _one_each(name: str, amount: Amount, images: Tensor) -> Tensor:
-    """# shape: (B, 1, 1)"""
-    amounts = torch.as_tensor(amount, dtype=images.dtype, device=images.device)
+def _per_image(name: str, amount: Amount, images: Tensor) -> Tensor:
+    """One number, or one per image, as a tensor. # shape: (B, 1, 1)"""
+    expected = f"{name} must be one number, or one per image, shape ({len(images)},)"
+    if isinstance(amount, Tensor):
+        _checks.dense(name, amount)
+    try:
+        amounts = torch.as_tensor(amount, dtype=images.dtype, device=images.device)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # torch has a different one for each type
+        raise ValueError(f"{expected}; got {_checks.shown(amount)}; use a float or a tensor") from error
     if amounts.shape not in ((), (len(images),)):
-        raise ValueError(f"{name} must be one number, or one per image, shape ({len(images)},); got {tuple(amounts.shape)}")
+        raise ValueError(f"{expected}; got {tuple(amounts.shape)}")
     _checks.finite(name, amounts)
     return amounts.expand(len(images))[:, None, None]
 
 
 def _pixel_grid(images: Tensor) -> Tensor:
-    """Row and column of every pixel. # shape: (1, 2, H, W)"""
+    """The row and column of every pixel. # shape: (1, 2, H, W)"""
     rows = torch.arange(images.shape[-2], dtype=images.dtype, device=images.device)
     columns = torch.arange(images.shape[-1], dtype=images.dtype, device=images.device)
     return torch.stack(torch.meshgrid(rows, columns, indexing="ij"))[None]
@@ -87,11 +95,11 @@ def _center(images: Tensor) -> Tensor:
     return torch.tensor(images.shape[-2:], dtype=images.dtype, device=images.device).sub(1).div(2)[:, None, None]
 
 
-def _pull(images: Tensor, there: Tensor) -> Tensor:
-    """The images read at the places ``there``, rows and columns in pixels. # shape: (B, C, H, W), (B, 2, H, W)"""
+def _resample(images: Tensor, source: Tensor) -> Tensor:
+    """The images at the source positions, rows and columns in pixels. # shape: (B, C, H, W), (B, 2, H, W)"""
     size = torch.tensor(images.shape[-2:], dtype=images.dtype, device=images.device)[:, None, None]
-    relative = (2 * there + 1) / size - 1  # grid_sample's coordinates: -1 and 1 are the outer edges of the image
+    relative = (2 * source + 1) / size - 1  # grid_sample's coordinates: -1 and 1 are the outer edges of the image
     grid = relative.flip(1).movedim(1, -1)
-    pulled = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    resampled = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
     bounds = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-    return pulled.clamp(*bounds)  # interpolation weights sum to 1 up to rounding
+    return resampled.clamp(*bounds)  # interpolation weights sum to 1 only up to rounding

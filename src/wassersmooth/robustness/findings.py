@@ -1,4 +1,4 @@
-"""What a check found, and how two measures on the same images are put side by side in words."""
+"""Findings of the masking checks, and the one that compares two errors on the same images."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Finding:
     """One sign of masking.
 
     Attributes:
-        name: what was found, such as ``"black_box_beats_white_box"``.
+        name: its name, such as ``"black_box_beats_white_box"``.
         evidence: one sentence with the numbers.
-        numbers: the numbers by themselves.
+        numbers: the numbers by name.
     """
 
     name: str
@@ -28,8 +28,8 @@ class Finding:
         return self.name.replace("_", " ")
 
 
-def comparison(name: str, text: str, challenger: str, wrong: Tensor, champion: str, worst: Tensor) -> Finding:
-    """A challenger that does more harm than the champion. # shape of wrong and worst: (B,) bool, the same images"""
+def compare_errors(name: str, text: str, challenger: str, wrong: Tensor, champion: str, worst: Tensor) -> Finding:
+    """The finding that a challenger has a larger error than the champion. # shape of wrong and worst: (B,) bool"""
     low, high = wilson(int(worst.sum()), len(worst))
     evidence = (
         f"{text}: error {percent(wrong):.1f} % ({challenger}) against {percent(worst):.1f} % ({champion}, interval "
@@ -40,5 +40,5 @@ def comparison(name: str, text: str, challenger: str, wrong: Tensor, champion: s
 
 
 def percent(which: Tensor) -> float:
-    """The share of the images that are marked. # shape: (B,) bool -> a number"""
+    """The percentage of images that are True. # shape: (B,) bool -> a number"""
     return 100 * which.double().mean().item()

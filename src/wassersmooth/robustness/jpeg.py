@@ -1,6 +1,6 @@
-"""JPEG in torch: what the compression takes away, without the (lossless) coding that follows.
+"""JPEG in torch: the lossy part of the compression, without the lossless coding that follows.
 
-As libjpeg does it by default: YCbCr with halved color resolution, 8x8 cosine transforms, the tables of the standard's annex
+It follows libjpeg's defaults: YCbCr with halved color resolution, 8x8 cosine transforms, the tables of the standard's annex
 K scaled by the quality.
 """
 
@@ -32,13 +32,13 @@ RGB_TO_YCBCR = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418
 def jpeg(images: Tensor, quality: int) -> Tensor:
     """Images after JPEG at this quality, 1 to 100. # shape: (B, 1 or 3, H, W) in [0, 1] -> the same"""
     levels = (255 * images).round()
-    if images.shape[1] != 3:  # gray, or channels that are no colors: each one by itself
+    if images.shape[1] != 3:  # gray, or channels that are not colors: each is compressed by itself
         return (_compress(levels - 128, LUMINANCE, quality) + 128).round().clamp_(0, 255) / 255
     matrix = torch.tensor(RGB_TO_YCBCR, dtype=images.dtype, device=images.device)
     ycbcr = torch.einsum("kc,bchw->bkhw", matrix, levels).round()
     y, color = _compress(ycbcr[:, :1] - 128, LUMINANCE, quality) + 128, ycbcr[:, 1:]
     height, width = color.shape[-2:]
-    # libjpeg repeats the last column before it halves the resolution, and the last row afterwards.
+    # libjpeg repeats the last column before halving the resolution, and the last row afterwards.
     wide = F.pad(color, (0, -width % 16, 0, height % 2), mode="replicate")
     halved = _compress(F.avg_pool2d(wide, 2).round(), CHROMINANCE, quality)[..., : (width + 1) // 2]
     color = F.interpolate(halved, scale_factor=2, mode="bilinear", align_corners=False)[..., :height, :width]
@@ -47,7 +47,7 @@ def jpeg(images: Tensor, quality: int) -> Tensor:
 
 
 def _compress(planes: Tensor, table: tuple[int, ...], quality: int) -> Tensor:
-    """Rounds the cosine coefficients of 8x8 blocks to multiples of the table's steps."""
+    """Round the cosine coefficients of 8x8 blocks to multiples of the table's steps."""
     scale = 5000 / quality if quality < 50 else 200 - 2 * quality
     steps = torch.tensor(table, dtype=planes.dtype, device=planes.device).mul(scale).add(50).div(100).floor().clamp_(1, 255)
     batch, channels, height, width = planes.shape

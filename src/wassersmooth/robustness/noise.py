@@ -1,4 +1,4 @@
-"""Random noise of a given size: white, of random signs, and along the Wasserstein geometry."""
+"""Random noise of a given size: white, of random signs, and with the covariance of a metric."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from wassersmooth import _checks
-from wassersmooth.geometry.metrics import Metric
+from wassersmooth.geometry.metrics import Metric, check_metric
 from wassersmooth.geometry.randomness import random_signs, standard_normal
 
 
@@ -17,7 +17,7 @@ def gaussian_noise(images: Tensor, size: float, generator: torch.Generator | Non
 
 
 def sign_noise(images: Tensor, size: float, generator: torch.Generator | None = None) -> Tensor:
-    """Images with +size or -size at every pixel, clipped to [0, 1]: as far as FGSM goes, without its gradient."""
+    """Images with +size or -size added to every pixel, clipped to [0, 1]: as large as FGSM's step, without a gradient."""
     size = _checked(images, size)
     return (images + size * random_signs(images.shape, images, generator)).clamp(0, 1)
 
@@ -26,13 +26,14 @@ def metric_noise(images: Tensor, metric: Metric, size: float, generator: torch.G
     """Images with noise of covariance ``eta^2 L(x)``, clipped to [0, 1]. # shape: (B, C, H, W) -> the same
 
     ``eta`` is chosen for each image so that the root mean square of the noise over its pixels is ``size`` on average
-    (``eta^2 tr L(x) = size^2 N``): as much as :func:`gaussian_noise`, but spent where the metric finds it cheap. Clipping is
-    what keeps dark pixels from turning negative; it costs a little of the size and of the conserved mass.
+    (``eta^2 tr L(x) = size^2 N``): as large as :func:`gaussian_noise`, but in the directions that are short in the metric.
+    Clipping keeps dark pixels from becoming negative; it reduces the size a little, and mass is then not quite conserved.
     """
+    check_metric(metric, "which can draw noise")
     size = _checked(images, size)
     cometric = metric.cometric(images)
     mean_variance = cometric.diagonal().mean((1, 2, 3), keepdim=True)
-    eta = size / torch.where(mean_variance > 0, mean_variance, 1).sqrt()  # a black image has no noise
+    eta = size / torch.where(mean_variance > 0, mean_variance, 1).sqrt()  # a black image gets no noise
     return (images + eta * cometric.sample(generator)).clamp(0, 1)
 
 

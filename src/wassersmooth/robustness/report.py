@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
+from wassersmooth import _checks
 from wassersmooth.robustness.findings import Finding
+from wassersmooth.robustness.summary import CurvePoint, summarize
 
 UNMASKED = "no sign of masking"
 TOO_FEW = "too few images to tell masked gradients"
 ONE_ANSWER = "one_answer_for_all"  # the finding, and how the verdict on such a model begins
 LEARNED_NOTHING = "learned nothing: one answer for all"
+PER_IMAGE = ("fooled", "seen", "images")
 FEWEST = 20  # with 16, a softmax saturated a thousandfold goes unnoticed on one set of digits in fifteen
 
 
@@ -47,13 +53,20 @@ class Report:
     """How robust a classifier is, in which units, and whether the numbers can be trusted.
 
     Attributes:
-        suite, seed: what was asked for; ``evaluate(..., seed=report.seed)``, all else the same, gives the same report.
+        suite: its name, or ``"custom"`` for one that was given as a value.
+        seed: ``evaluate(..., seed=report.seed)``, all else the same, gives the same report.
         entries: the error table.
         probes: errors of the attacks that only the masking checks ran.
         translations: the flips along both axes.
         masking: the findings, empty where there are none.
         shorter: the flips within shorter reaches, cut out of the same translations.
         std: of the model's normalization, one per channel: divide a pixel epsilon by it to get a normalized one.
+        curve: error against epsilon, over all attacks of the same norm and units together.
+        classes: the number of the model's outputs.
+        fooled: by name, which images are misclassified, in the order in which they were given; False for those that the
+            measure did not see. # shape of each: (B,) bool
+        seen: by name, which images the measure saw. # shape of each: (B,) bool
+        images: with ``keep_images=True``, by name, the perturbed images of ``seen``, on the CPU. # shape of each: (n, C, H, W)
     """
 
     suite: str
@@ -64,6 +77,11 @@ class Report:
     masking: list[Finding]
     std: tuple[float, ...] | None
     shorter: tuple[Flips, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
+    classes: int | None = None
+    fooled: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+    seen: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+    images: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
 
     @property
     def errors(self) -> dict[str, float]:
@@ -83,25 +101,48 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """One honest sentence."""
-        names = list(dict.fromkeys(finding.words for finding in self.masking))
+        """The conclusion of the masking checks, in a few words."""
+        names = self._findings()
         if any(finding.name == ONE_ANSWER for finding in self.masking):
             return ", ".join([LEARNED_NOTHING, *(name for name in names if name != ONE_ANSWER.replace("_", " "))])
         if names:
             return f"masked: {', '.join(names)}"
         return UNMASKED if self.entries[0].images >= FEWEST else TOO_FEW
 
+    @property
+    def summary(self) -> str:
+        """The answer in one or two sentences: how many images are wrong, and whether the attacks can be trusted."""
+        clean, verdict = self.entries[0], self.verdict
+        told = verdict if verdict.startswith(LEARNED_NOTHING) or verdict == TOO_FEW else None
+        return summarize(clean.error, clean.high, self.classes, self.curve, self._findings(), told)
+
+    def _findings(self) -> list[str]:
+        return list(dict.fromkeys(finding.words for finding in self.masking))
+
     def to_dict(self) -> dict[str, Any]:
-        """Everything, in plain types."""
+        """All numbers, in plain types; what is kept of each image is left out."""
+        plain = asdict(replace(self, fooled={}, seen={}, images={}))
         views = {"errors": self.errors, "intervals": self.intervals, "flips": self.flips, "verdict": self.verdict}
-        return asdict(self) | views
+        return {key: plain[key] for key in plain if key not in PER_IMAGE} | views | {"summary": self.summary}
 
     def to_json(self, indent: int | None = 2) -> str:
         return json.dumps(self.to_dict(), indent=indent)
 
+    def to_html(self, title: str = "Robustness of a model") -> str:
+        """A page in one file: the answer, error against epsilon, and all tables. Needs jinja2 and matplotlib (extra ``study``).
+
+        ``Path("report.html").write_text(report.to_html("my network"))`` stores it.
+        """
+        from wassersmooth.robustness.page import report_page
+
+        if not isinstance(title, str):
+            raise ValueError(f"title must be text; got {_checks.kind_of(title)}; leave it out for the usual one")
+        return report_page(self, title)
+
     def to_markdown(self) -> str:
         """The tables and the verdict, as a page."""
-        lines = [f"## Robustness ({self.suite} suite, seed {self.seed})", "", f"**Verdict: {self.verdict}.**", ""]
+        lines = [f"## Robustness ({self.suite} suite, seed {self.seed})", "", self.summary, "", f"**Verdict: {self.verdict}.**"]
+        lines += [""]
         lines += [f"- {finding.words}: {finding.evidence}." for finding in self.masking]
         lines += [""] * bool(self.masking) + _table(self.entries)
         if self.translations:
@@ -120,5 +161,6 @@ class Report:
 def _table(entries: tuple[Entry, ...]) -> list[str]:
     lines = ["| measure | error % | 95 % interval | images | what it is |", "|---|---|---|---|---|"]
     for e in entries:
-        lines.append(f"| {e.name} | {e.error:.1f} | {e.low:.1f} to {e.high:.1f} | {e.images} | {e.description} |")
+        name, description = (" ".join(text.split()).replace("|", r"\|") for text in (e.name, e.description))
+        lines.append(f"| {name} | {e.error:.1f} | {e.low:.1f} to {e.high:.1f} | {e.images} | {description} |")
     return lines

@@ -1,101 +1,227 @@
-"""The Square attack: random search that asks for scores and never for a gradient (Andriushchenko et al., 2020).
+"""The Square attack: random search that uses scores and no gradients (Andriushchenko et al., 2020).
 
-It is here because a model whose gradients mislead cannot mislead it: where it does better than every gradient attack, the
-gradients are masked.
+Misleading gradients cannot mislead it: if it beats every gradient attack, the gradients are masked.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
-from wassersmooth.model_state import answer
-from wassersmooth.robustness.classifier import loss_per_image, scores
-from wassersmooth.robustness.gradient_ascent import Attack, refuse_gray_levels
+from wassersmooth.geometry.randomness import random_signs, uniform
+from wassersmooth.model_state import call_model
+from wassersmooth.robustness.attack_base import Attack, refuse_gray_levels
+from wassersmooth.robustness.balls import NORMS, Norm, length, per_image, scaled_to_unit_l2
+from wassersmooth.robustness.model_queries import loss_per_image, scores
+from wassersmooth.robustness.packed_search import Search, StandingImages, State, keep
 
-# When the squares get smaller: by half at each of these shares of all queries (the reference implementation's schedule).
+# The area of the squares is halved at each of these shares of the schedule, as in the reference implementation.
 HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+SCHEDULE = 10_000  # queries, of which the paper's schedule was made
+DRAWN_AT_ONCE = 50  # queries whose random numbers are drawn together
+TINY = 1e-12
 
 
 @dataclass(frozen=True, repr=False)
 class Square(Attack):
     """Squares of +-epsilon at random places, kept where the margin loss rises; in pixel units, inside [0, 1].
 
+    In L2 the mass of the perturbation moves from one random window to another, in shapes whose two halves have opposite signs.
+
     Arguments:
-        epsilon: the bound on the change of a pixel.
-        queries: how many squares are tried on each image; images that are fooled are left alone.
+        epsilon: radius of the ball: the bound on the change of a pixel, or on the length of the change.
+        queries: the number of squares to try on each image; the search stops once the image fools the model.
         start_share: the share of the pixels that the first squares cover.
+        norm: ``"linf"`` or ``"l2"``.
     """
 
     epsilon: float
     queries: int = 1000
     start_share: float = 0.8
+    norm: Norm = field(default="linf", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _checks.non_negative_number("epsilon", self.epsilon)
-        refuse_gray_levels(self.epsilon)
+        _checks.choice("norm", self.norm, NORMS)
+        if self.norm == "linf":
+            refuse_gray_levels(self.epsilon)
         _checks.positive_integer("queries", self.queries)
         _checks.non_negative_number("start_share", self.start_share)
         if not 0 < self.start_share <= 1:
             raise ValueError(f"start_share must be above 0 and at most 1, a share of the pixels; got {self.start_share}")
 
-    @torch.no_grad()
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
-        draw = _Draw(images, generator)
-        batch, channels, height, width = images.shape
-        stripes = self.epsilon * draw.signs(batch, channels, 1, width)  # the reference starts from vertical stripes
-        best = (images + stripes).clamp_(0, 1) if self.epsilon else images
-        value = self._value(scores(model, best, labels), labels)
-        for query in range(self.queries):
-            open_ = (value < 0).nonzero()[:, 0]  # a positive value: the goal is reached
-            if not len(open_):
-                break
-            side = self._side(query, height, width)
-            near, y = images[open_], labels[open_]
-            inside = draw.squares(len(open_), side, height, width)
-            moved = (near + self.epsilon * draw.signs(len(open_), channels, 1, 1)).clamp_(0, 1)
-            trial = torch.where(inside, moved, best[open_])
-            trial_value = self._value(answer(model, trial), y)
-            better = trial_value > value[open_]
-            kept = open_[better]
-            best[kept], value[kept] = trial[better], trial_value[better]
-        return best
+        with torch.no_grad():
+            scores(model, images[:1], labels[:1])  # checks the model
+        if not self.epsilon:
+            return images
+        search = SquareSearch(self.epsilon, self.norm, self.queries, self.queries, self.start_share, self.targeted)
+        everything = StandingImages(model, images, labels, torch.ones_like(labels, dtype=torch.bool), generator)
+        everything.attack(search)
+        return everything.found
 
-    def _value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        margin = loss_per_image(outputs, labels, "margin")
-        return -margin if self.targeted else margin
+
+@dataclass(frozen=True)
+class SquareSearch(Search):
+    """The search of :class:`Square`, one query at a time.
+
+    Arguments:
+        epsilon, norm: the ball.
+        iterations: the number of queries.
+        schedule: the number of queries in which the squares become small; more than there are queries in AutoAttack.
+        start_share: the share of the pixels that the first squares cover.
+        targeted: labels are what the model shall answer.
+    """
+
+    epsilon: float
+    norm: Norm
+    iterations: int = 5000
+    schedule: int = SCHEDULE
+    start_share: float = 0.8
+    targeted: bool = False
+
+    @torch.no_grad()
+    def start(self, model: nn.Module, state: State, generator: torch.Generator | None) -> None:
+        original = state["original"]
+        batch, channels, height, width = original.shape
+        if self.norm == "linf":  # the reference starts from vertical stripes
+            change = random_signs(torch.Size((batch, channels, 1, width)), original, generator)
+        else:
+            change = scaled_to_unit_l2(_tiles(original, generator))
+        state["found"].copy_((original + self.epsilon * change).clamp_(0, 1))
+        state["value"] = original.new_full((batch,), -torch.inf)
+        self._judge(state, state["found"], scores(model, state["found"], state["label"]))
+        state["draws"] = original.new_zeros(batch, DRAWN_AT_ONCE, 5 + channels)
+        state["side"] = torch.zeros_like(state["turn"])
+        if self.norm == "l2":
+            state["bump"] = original.new_zeros(batch, min(height, width), min(height, width))
+
+    def prepare(self, state: State, iteration: int, generator: torch.Generator | None) -> None:
+        if iteration % DRAWN_AT_ONCE == 0:
+            state["draws"].copy_(uniform(state["draws"].shape, state["draws"], generator))
+        height, width = state["original"].shape[-2:]
+        side = self._side(iteration, height, width)
+        if iteration == 0 or side != self._side(iteration - 1, height, width):
+            state["side"].fill_(side)
+            if self.norm == "l2":
+                state["bump"].zero_()
+                state["bump"][:, :side, :side] = bump(side).to(state["bump"])
+
+    @torch.no_grad()
+    def advance(self, model: nn.Module, state: State) -> None:
+        drawn = state["draws"][torch.arange(len(state["turn"]), device=state["turn"].device), state["turn"] % DRAWN_AT_ONCE]
+        signs = 1 - 2 * (drawn[:, 5:, None, None] < 0.5).to(drawn.dtype)
+        change = self._linf_change(state, drawn, signs) if self.norm == "linf" else self._l2_change(state, drawn, signs)
+        trial = (state["original"] + change).clamp_(0, 1)
+        self._judge(state, trial, call_model(model, trial))
+        state["turn"] += 1
+
+    def _linf_change(self, state: State, drawn: Tensor, signs: Tensor) -> Tensor:
+        """One square, in which every channel changes by epsilon, up or down."""
+        change = state["found"] - state["original"]
+        return torch.where(_window(state, *_corner(state, drawn[:, 0:2])), self.epsilon * signs, change)
+
+    def _l2_change(self, state: State, drawn: Tensor, signs: Tensor) -> Tensor:
+        """One window takes the mass of another and what the ball has left, in the shape of its own and of a bump."""
+        change = state["found"] - state["original"]
+        row, column = _corner(state, drawn[:, 0:2])
+        window, emptied = _window(state, row, column), _window(state, *_corner(state, drawn[:, 2:4]))
+        inside = change * window
+        shape = _bumps(state, row, column, drawn[:, 4] < 0.5) * signs + inside / (_per_channel(inside) + TINY)
+        left = (self.epsilon**2 - per_image(length(change, "l2"), change).square()).clamp_min(0) / change.shape[1]
+        mass = left + _per_channel(change * (window | emptied)).square()
+        shape = shape * window
+        moved = torch.where(window, shape / (_per_channel(shape) + TINY) * mass.sqrt(), change * ~emptied)
+        return self.epsilon * scaled_to_unit_l2(moved)
+
+    def _judge(self, state: State, trial: Tensor, outputs: Tensor) -> None:
+        """Keep the images whose margin has risen, and note which of them the model gets wrong."""
+        label = state["label"]
+        margin = loss_per_image(outputs, label, "margin").to(state["value"].dtype)
+        value = -margin if self.targeted else margin
+        done = ((outputs.argmax(1) == label) == self.targeted) & outputs.isfinite().all(1)
+        better = (done | (value > state["value"])) & ~state["fallen"]
+        keep(state, "found", better, trial)
+        keep(state, "value", better, value)
+        state["fallen"] |= done
 
     def _side(self, query: int, height: int, width: int) -> int:
-        halvings = sum(query / self.queries > share for share in HALVINGS)
-        side = math.sqrt(self.start_share / 2**halvings * height * width)
-        return max(1, min(round(side), height - 1, width - 1))
+        halvings = sum(query / self.schedule > share for share in HALVINGS)
+        side = round(math.sqrt(self.start_share / 2**halvings * height * width))
+        if self.norm == "l2":  # a bump has two halves
+            return min(max(side, 3) | 1, height, width)
+        return max(1, min(side, height - 1, width - 1))
 
 
-class _Draw:
-    """Random signs and places, from a generator on whatever device."""
-
-    def __init__(self, like: Tensor, generator: torch.Generator | None) -> None:
-        self.like, self.generator = like, generator
-        self.device = like.device if generator is None else generator.device
-
-    def integers(self, high: int, *shape: int) -> Tensor:
-        return torch.randint(0, high, shape, device=self.device, generator=self.generator).to(self.like.device)
-
-    def signs(self, *shape: int) -> Tensor:
-        return (2 * self.integers(2, *shape) - 1).to(self.like.dtype)
-
-    def squares(self, count: int, side: int, height: int, width: int) -> Tensor:
-        """True inside one random square per image. # shape: (count, 1, height, width)"""
-        rows = _interval(self.integers(height - side + 1, count, 1), side, height)
-        columns = _interval(self.integers(width - side + 1, count, 1), side, width)
-        return (rows[:, :, None] & columns[:, None, :])[:, None]
+def _corner(state: State, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """The first row and column of a random square of every image. # shape: (B, 2) uniform -> (B,), (B,)"""
+    height, width = state["original"].shape[-2:]
+    down, right = drawn.unbind(1)
+    return (down * (height + 1 - state["side"])).long(), (right * (width + 1 - state["side"])).long()
 
 
-def _interval(first: Tensor, side: int, length: int) -> Tensor:
-    index = torch.arange(length, device=first.device)
-    return (index >= first) & (index < first + side)
+def _window(state: State, row: Tensor, column: Tensor) -> Tensor:
+    """True inside one square per image. # shape: (B,), (B,) -> (B, 1, H, W)"""
+
+    def interval(first: Tensor, length: int) -> Tensor:
+        index = torch.arange(length, device=first.device)
+        return (index >= first[:, None]) & (index < (first + state["side"])[:, None])
+
+    height, width = state["original"].shape[-2:]
+    return (interval(row, height)[:, :, None] & interval(column, width)[:, None, :])[:, None]
+
+
+def _bumps(state: State, row: Tensor, column: Tensor, turned: Tensor) -> Tensor:
+    """The bump of every image in its window; values outside of it mean nothing. # shape: (B,) each -> (B, 1, H, W)"""
+    height, width = state["original"].shape[-2:]
+    last = state["bump"].shape[-1] - 1
+    down = (torch.arange(height, device=row.device) - row[:, None]).clamp(0, last)[:, :, None]
+    right = (torch.arange(width, device=row.device) - column[:, None]).clamp(0, last)[:, None, :]
+    image = torch.arange(len(row), device=row.device)[:, None, None]
+    found = torch.where(turned[:, None, None], state["bump"][image, right, down], state["bump"][image, down, right])
+    return found[:, None]
+
+
+def _per_channel(change: Tensor) -> Tensor:
+    """The L2 norm of each channel. # shape: (B, C, H, W) -> (B, C, 1, 1)"""
+    return change.square().sum((2, 3), keepdim=True).sqrt()
+
+
+def bump(side: int) -> Tensor:
+    """The shape that an L2 window gets: two cones, one above the other, with opposite signs; of length 1. # shape: (s, s)"""
+    upper, lower = _cone(side // 2, side), _cone(side - side // 2, side)
+    both = torch.cat((upper, -lower))
+    return both / length(both[None], "l2")
+
+
+def _cone(height: int, width: int) -> Tensor:
+    """Nested squares of decreasing weight around the middle; of length 1. # shape: (height, width)"""
+    levels = max(height, width) // 2 + 1
+    weights = torch.arange(1, levels + 1, dtype=torch.float64).pow(-2).flip(0).cumsum(0).flip(0)
+    down, right = ((torch.arange(size) - size // 2).abs() for size in (height, width))
+    cone = weights[torch.maximum(down[:, None], right[None, :])]
+    return cone / length(cone[None], "l2") if height else cone
+
+
+def _tiles(images: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Bumps of random signs and orientation side by side, a fifth of the image high: where the L2 search starts."""
+    batch, channels, height, width = images.shape
+    side = max(1, min(height, width) // 5)
+    rows, columns = height // side, width // side
+    signs = random_signs(torch.Size((batch, channels, rows, columns)), images, generator)
+    turned = random_signs(torch.Size((batch, 1, rows, columns)), images, generator) > 0
+
+    def spread(values: Tensor) -> Tensor:
+        return values.repeat_interleave(side, 2).repeat_interleave(side, 3)
+
+    one = bump(side).to(images)
+    tile = torch.where(spread(turned), one.repeat(rows, columns), one.T.repeat(rows, columns)) * spread(signs)
+    found = torch.zeros_like(images)
+    top, first = (height - rows * side) // 2, (width - columns * side) // 2
+    found[:, :, top : top + rows * side, first : first + columns * side] = tile
+    return found

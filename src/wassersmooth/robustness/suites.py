@@ -1,9 +1,9 @@
-"""What each suite of :func:`wassersmooth.evaluate` measures, row by row."""
+"""What :func:`wassersmooth.evaluate` does to the images: the suites that have a name, and suites given as values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,44 +15,37 @@ from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Wasserstein
 from wassersmooth.geometry.randomness import uniform
 from wassersmooth.robustness import variations
+from wassersmooth.robustness.attack_base import Attack
 from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, AutoAttack, MultiTargetedPGD, WassersteinPGD
+from wassersmooth.robustness.autoattack import Version
 from wassersmooth.robustness.corruptions import PARAMETERS, SEVERITIES, Corruption
 from wassersmooth.robustness.measurement import Perturbation
 from wassersmooth.robustness.pixel_attacks import Units
+from wassersmooth.robustness.translations import AXES
 
-Noise = Callable[[Tensor, float, torch.Generator], Tensor]
-Suite = Literal["quick", "paper", "publication", "standard", "frontier", "full"]
+SuiteName = Literal["quick", "paper", "standard", "full"]
+Suite = SuiteName | Sequence[Attack] | Mapping[str, Perturbation]
 
-SUITES: tuple[Suite, ...] = get_args(Suite)
-WITH_AUTOATTACK: tuple[Suite, ...] = ("publication", "full")
+SUITES: tuple[SuiteName, ...] = get_args(SuiteName)
+CUSTOM = "custom"  # the name in the report of a suite that is given as a value
+CLEAN = "clean"
+RESERVED = (CLEAN, *(f"flips_{axis}" for axis in AXES))  # measured always
 AUTOATTACK_IMAGES = 1000
 AUTOATTACK_LEVELS = (8, 2)  # epsilon in 1/255
-# What a frontier compares, by its name in the standard suite: one attack for each threat, and at 8/255 a cheap one too.
-FRONTIER = (
-    *("pgd20_margin_2_pixel", "pgd20_margin_8_pixel", "multitargeted20_8_pixel", "pgd20_l2_0.5_pixel"),
-    *("wasserstein20_0.5_unit_r2", "elastic_1.5"),
-)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the error table.
+class Variation:
+    """A perturbation that does not look at the model. Its repr is its description, as an attack's is."""
 
-    Attributes:
-        name: the key in ``report.errors``.
-        perturb: what is done to the images.
-        description: the attack's repr, or what the variation is.
-        epsilon, units, norm: of the ball, for attacks: ``"pixel"``, ``"normalized"``, or the metric.
-        images: at most that many; None for as many as the suite takes.
-    """
-
-    name: str
-    perturb: Perturbation
     description: str
-    epsilon: float | None = None
-    units: str = ""
-    norm: str = ""
-    images: int | None = None
+    apply: Callable[[Tensor, torch.Generator], Tensor]
+
+    def __call__(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+        return self.apply(images, generator)
+
+    def __repr__(self) -> str:
+        return self.description
 
 
 @dataclass(frozen=True)
@@ -65,115 +58,150 @@ class Limits:
     square_queries: int
 
 
-LIMITS: dict[Suite, Limits] = {
+LIMITS: dict[SuiteName, Limits] = {
     "quick": Limits(images=200, flips=100, probes=100, square_queries=100),
     "paper": Limits(images=None, flips=1000, probes=200, square_queries=300),
-    "publication": Limits(images=None, flips=1000, probes=500, square_queries=1000),
     "standard": Limits(images=None, flips=1000, probes=200, square_queries=300),
-    "frontier": Limits(images=None, flips=1000, probes=200, square_queries=300),
     "full": Limits(images=None, flips=1000, probes=500, square_queries=1000),
 }
 
 
-def rows(
-    suite: Suite, size: tuple[int, int], normalized: bool, random: bool, autoattack_images: int = AUTOATTACK_IMAGES
-) -> list[Row]:
-    """The rows of a suite.
+def check(suite: object) -> None:
+    """Refuse what is not a suite, before any work."""
+    if isinstance(suite, str):
+        _checks.choice("suite", suite, SUITES)
+    elif isinstance(suite, Mapping):
+        for name, perturb in suite.items():
+            if not isinstance(name, str) or not name.strip() or not name.isprintable():
+                raise ValueError(f"a name in a suite must be a line of text; got {name!r}; for instance 'pgd_8_pixel'")
+            if name in RESERVED:
+                raise ValueError(f"{name!r} is measured in every suite; got it in the suite too; choose another name")
+            signature = "(model, images, labels, generator) -> images, such as FGSM(8/255)"
+            _checks.function(f"the suite's {name!r}", perturb, signature, 4)
+    elif isinstance(suite, Sequence):
+        for attack in suite:
+            if not isinstance(attack, Attack):
+                raise ValueError(
+                    "a sequence in place of a suite's name must hold attacks, such as [FGSM(8/255)]; "
+                    f"got {_checks.shown(attack)} in it; "
+                    "give other callables as a mapping, {'name': callable}"
+                )
+        if len(set(map(repr, suite))) < len(suite):
+            raise ValueError(f"each attack of a suite must be in it once; got {list(suite)!r}; give names in a mapping")
+    else:
+        remedy = f"put it into a list: [{suite!r}]" if isinstance(suite, Attack) else "list(...) makes a sequence"
+        raise ValueError(
+            f"suite must be one of {', '.join(map(repr, SUITES))}, a sequence of attacks, or a mapping of names to callables; "
+            f"got {_checks.shown(suite)}; {remedy}"
+        )
+
+
+def has_autoattack(suite: Suite) -> bool:
+    """Whether AutoAttack, which is slow, is in the suite."""
+    if isinstance(suite, str):
+        return suite == "full"
+    return any(isinstance(attack, AutoAttack) for attack in (suite.values() if isinstance(suite, Mapping) else suite))
+
+
+def limits(suite: Suite) -> Limits:
+    """The limits of the suite; one that is given as a value has those of the named suite that is about as thorough."""
+    return LIMITS[suite if isinstance(suite, str) else "full" if has_autoattack(suite) else "standard"]
+
+
+def perturbations(suite: Suite, size: tuple[int, int], normalized: bool, random: bool = False) -> dict[str, Perturbation]:
+    """What the suite does to the images, by the name of the measure. Clean error, which every suite has, is not among them.
 
     Arguments:
         size: height and width of the images.
         normalized: whether the model has a visible normalization, so that attacks in its units exist.
-        random: whether the model answers differently when asked twice: AutoAttack then is the version for such models.
-        autoattack_images: AutoAttack is run on at most that many.
+        random: whether the model's answers change between calls: the suite then has AutoAttack's version for such models.
     """
-    _checks.choice("suite", suite, SUITES)
+    if isinstance(suite, Mapping):
+        return dict(suite)
+    if not isinstance(suite, str):
+        return {repr(attack): attack for attack in suite}
     units: tuple[Units, ...] = ("pixel", "normalized") if normalized and suite != "quick" else ("pixel",)
-    found = [Row("clean", lambda model, images, labels, generator: images, "the images as they are")]
-    if suite == "frontier":
-        return found + [row for row in _standard(*size) if row.name in FRONTIER]
-    found += [row for unit in units for row in _paper(unit)]
+    found: dict[str, Perturbation] = {}
+    for unit in units:
+        found |= _paper(unit)
     if suite in ("standard", "full"):
-        found += _standard(*size)
-    if suite in WITH_AUTOATTACK:
-        found += [_autoattack(levels, random, autoattack_images) for levels in AUTOATTACK_LEVELS]
+        found |= _standard(*size)
     if suite == "full":
-        found += [_corruption(kind, severity) for kind in PARAMETERS for severity in SEVERITIES]
+        version: Version = "rand" if random else "standard"
+        found |= {f"autoattack_{n}_pixel": AutoAttack(n / 255, version=version) for n in AUTOATTACK_LEVELS}
+        found |= {
+            f"corruption_{kind}_{severity}": _corruption(kind, severity) for kind in PARAMETERS for severity in SEVERITIES
+        }
     return found
 
 
-def _paper(units: Units) -> list[Row]:
-    attacks = [(f"fgsm_{n}_{units}", FGSM(n / 255, units)) for n in (8, 25)]
-    found = [Row(name, attack, repr(attack), attack.epsilon, units, "linf") for name, attack in attacks]
-    iterated = IFGSM(8 / 255, 2 / 255, 20, units)
-    found.append(Row(f"ifgsm20_8_{units}", iterated, repr(iterated), iterated.epsilon, units, "linf"))
+def description_of(perturb: Perturbation) -> str:
+    """The repr, or for a function, whose repr is an address, its name."""
+    return str(getattr(perturb, "__qualname__", None) or repr(perturb))
+
+
+def ball_of(perturb: Perturbation) -> tuple[float | None, str, str]:
+    """Epsilon, units (``"pixel"``, ``"normalized"``, or the metric's) and norm of an attack's ball; nothing for others."""
+    epsilon = getattr(perturb, "epsilon", None)
+    if not isinstance(perturb, Attack) or epsilon is None:
+        return None, "", ""
+    if isinstance(metric := getattr(perturb, "metric", None), Wasserstein):
+        if getattr(perturb, "units", "") == "shift":
+            return epsilon, "pixels of displacement", "wasserstein"
+        return epsilon, f"{metric.scale} scale, radius {metric.graph.radius}", "wasserstein"
+    return epsilon, getattr(perturb, "units", "pixel"), getattr(perturb, "norm", "linf")
+
+
+def _paper(units: Units) -> dict[str, Perturbation]:
+    found: dict[str, Perturbation] = {f"fgsm_{n}_{units}": FGSM(n / 255, units) for n in (8, 25)}
+    return found | {f"ifgsm20_8_{units}": IFGSM(8 / 255, 2 / 255, 20, units)}
+
+
+def _standard(height: int, width: int) -> dict[str, Perturbation]:
+    found: dict[str, Perturbation] = {
+        f"pgd20_margin_{n}_pixel": PGD(n / 255, n / 4 / 255, 20, loss="margin") for n in (1, 2, 4, 8, 16)
+    }
+    found["multitargeted20_8_pixel"] = MultiTargetedPGD(8 / 255, 2 / 255, 20)
+    found["pgd20_l2_0.5_pixel"] = PGD(0.5, 0.1, 20, norm="l2", loss="margin")
+    # A single pixel has no neighbor to exchange mass with.
+    metric = Wasserstein(PixelGraph.grid(height, width, radius=2)) if height * width > 1 else None
+    if metric is not None:
+        found["wasserstein20_0.5_unit_r2"] = WassersteinPGD(metric, 0.5, 20, loss="margin")
+    for n in (8, 25):
+        found[f"noise_{n}_pixel"] = _sign_noise(n)
+    found["gaussian_noise_0.1"] = Variation(
+        "white noise of standard deviation 0.1", lambda images, generator: variations.gaussian_noise(images, 0.1, generator)
+    )
+    if metric is not None:
+        found["wasserstein_noise_0.1"] = Variation(
+            f"noise of root mean square 0.1 along {metric!r}",
+            lambda images, generator: variations.metric_noise(images, metric, 0.1, generator),
+        )
+    found["elastic_1.5"] = Variation(
+        "elastic deformation, 1.5 pixels root mean square",
+        lambda images, generator: variations.elastic(images, 1.5, generator=generator),
+    )
+    found["rotation_10"] = Variation(
+        "rotation by up to 10 degrees either way",
+        lambda images, generator: variations.rotate(images, 10 * _between(images, generator)),
+    )
+    found["scaling_1.1"] = Variation(
+        "scaling by a factor of up to 1.1 either way",
+        lambda images, generator: variations.scale(images, (math.log(1.1) * _between(images, generator)).exp()),
+    )
     return found
 
 
-def _standard(height: int, width: int) -> list[Row]:
-    margin = [PGD(n / 255, n / 4 / 255, 20, loss="margin") for n in (1, 2, 4, 8, 16)]
-    found = [Row(f"pgd20_margin_{255 * a.epsilon:g}_pixel", a, repr(a), a.epsilon, "pixel", "linf") for a in margin]
-    every = MultiTargetedPGD(8 / 255, 2 / 255, 20)
-    found.append(Row("multitargeted20_8_pixel", every, repr(every), every.epsilon, "pixel", "linf"))
-    l2 = PGD(0.5, 0.1, 20, norm="l2", loss="margin")
-    found.append(Row("pgd20_l2_0.5_pixel", l2, repr(l2), l2.epsilon, "pixel", "l2"))
-    along_edges = _transport(height, width)
-    found += along_edges[:1]
-    for levels in (8, 25):
-        found.append(_of_size(f"noise_{levels}_pixel", variations.sign_noise, levels / 255, f"+-{levels}/255 at random"))
-    found.append(_of_size("gaussian_noise_0.1", variations.gaussian_noise, 0.1, "white noise of standard deviation 0.1"))
-    return found + along_edges[1:] + _deformations()
+def _sign_noise(levels: int) -> Variation:
+    return Variation(
+        f"+-{levels}/255 at random", lambda images, generator: variations.sign_noise(images, levels / 255, generator)
+    )
 
 
-def _transport(height: int, width: int) -> list[Row]:
-    """An attack and a noise that move mass between pixels; a single pixel has nowhere to move it, and no such rows."""
-    if height * width == 1:
-        return []
-    metric = Wasserstein(PixelGraph.grid(height, width, radius=2))
-    attack = WassersteinPGD(metric, 0.5, 20, loss="margin")
-
-    def noise(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return variations.metric_noise(images, metric, 0.1, generator)
-
-    return [
-        Row("wasserstein20_0.5_unit_r2", attack, repr(attack), 0.5, "unit scale, radius 2", "wasserstein"),
-        Row("wasserstein_noise_0.1", noise, f"noise of root mean square 0.1 along {metric!r}"),
-    ]
-
-
-def _deformations() -> list[Row]:
-    def elastic(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return variations.elastic(images, 1.5, generator=generator)
-
-    def rotation(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return variations.rotate(images, 10 * _between(images, generator))
-
-    def scaling(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return variations.scale(images, (math.log(1.1) * _between(images, generator)).exp())
-
-    return [
-        Row("elastic_1.5", elastic, "elastic deformation, 1.5 pixels root mean square"),
-        Row("rotation_10", rotation, "rotation by up to 10 degrees either way"),
-        Row("scaling_1.1", scaling, "scaling by a factor of up to 1.1 either way"),
-    ]
-
-
-def _autoattack(levels: int, random: bool, images: int) -> Row:
-    attack = AutoAttack(levels / 255, version="rand" if random else "standard")
-    return Row(f"autoattack_{levels}_pixel", attack, repr(attack), attack.epsilon, "pixel", "linf", images)
-
-
-def _corruption(kind: Corruption, severity: int) -> Row:
-    def perturb(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return variations.corrupt(images, kind, severity, generator)
-
-    return Row(f"corruption_{kind}_{severity}", perturb, f"{kind}, severity {severity} of 5")
-
-
-def _of_size(name: str, noise: Noise, size: float, description: str) -> Row:
-    def perturb(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return noise(images, size, generator)
-
-    return Row(name, perturb, description)
+def _corruption(kind: Corruption, severity: int) -> Variation:
+    return Variation(
+        f"{kind}, severity {severity} of 5", lambda images, generator: variations.corrupt(images, kind, severity, generator)
+    )
 
 
 def _between(images: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Translations, and the paper's count of how often a label changes along them."""
+"""Translations, and the paper's count of label changes along them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wassersmooth import _checks, _model_checks
-from wassersmooth.robustness.classifier import asked, scores
+from wassersmooth.robustness.model_queries import isolated_model, scores
 
 Axis = Literal["horizontal", "vertical"]
 Padding = Literal["zeros", "edge", "reflect"]
@@ -20,18 +20,18 @@ PAD_MODES: dict[Padding, str] = {"zeros": "constant", "edge": "replicate", "refl
 
 
 def translate(images: Tensor, shift: int, axis: Axis = "horizontal", padding: Padding = "zeros") -> Tensor:
-    """Images moved by whole pixels, to the right or down where ``shift`` is positive. # shape: (B, C, H, W) -> the same
+    """Images shifted by whole pixels, to the right or down if ``shift`` is positive. # shape: (B, C, H, W) -> the same
 
     Arguments:
         images: any finite values.
         shift: in pixels; smaller than the image.
         axis: ``"horizontal"`` or ``"vertical"``.
-        padding: what comes in at the border: ``"zeros"``, the ``"edge"`` repeated, or the image mirrored (``"reflect"``).
+        padding: what enters at the border: ``"zeros"``, the ``"edge"`` repeated, or the image mirrored (``"reflect"``).
     """
     _checks.batch("images", images)
     _checks.choice("padding", padding, PAD_MODES)
     if isinstance(shift, bool) or not isinstance(shift, Integral):
-        raise ValueError(f"shift must be a whole number of pixels; got {shift!r}")
+        raise ValueError(f"shift must be a whole number of pixels; got {_checks.shown(shift)}; use an int")
     shift = int(shift)
     _check_reach("shift", abs(shift), images, axis)
     before, after = max(shift, 0), max(-shift, 0)
@@ -47,8 +47,8 @@ def label_flips(
 ) -> Tensor:
     """How often the predicted label changes along a translation: the paper's second table. # shape: (B, C, H, W) -> (B,)
 
-    Counted between adjacent frames of the ``2 * reach + 1`` shifts from ``-reach`` to ``+reach``, so 0 to ``2 * reach``. The
-    model is asked in the mode it is in and left as it was found.
+    Changes are counted between adjacent frames of the ``2 * reach + 1`` shifts from ``-reach`` to ``+reach``, so there are 0
+    to ``2 * reach``. The model is called in its current mode, and its state is restored.
     """
     return label_changes(model, images, axis, reach, padding).sum(1)
 
@@ -56,15 +56,15 @@ def label_flips(
 def label_changes(
     model: nn.Module, images: Tensor, axis: Axis = "horizontal", reach: int = 16, padding: Padding = "zeros"
 ) -> Tensor:
-    """Where the predicted label changes along a translation: between each two adjacent frames of those shifts.
+    """Whether the predicted label changes between each two adjacent frames of :func:`label_flips`.
 
-    The inner ``2 * r`` columns are what a shorter reach ``r`` would find. # shape: (B, C, H, W) -> (B, 2 * reach) bool
+    The inner ``2 * r`` columns are the result for a shorter reach ``r``. # shape: (B, C, H, W) -> (B, 2 * reach) bool
     """
     _checks.batch("images", images)
     reach = _checks.positive_integer("reach", reach)
     _check_reach("reach", reach, images, axis)
-    _model_checks.model_on(model, images)
-    with asked(model, images) as inner:
+    _model_checks.same_device(model, images)
+    with isolated_model(model, images) as inner, torch.no_grad():
         labels = [scores(inner, translate(images, shift, axis, padding)).argmax(1) for shift in range(-reach, reach + 1)]
     frames = torch.stack(labels, 1)  # shape: (B, 2 * reach + 1)
     return frames[:, 1:] != frames[:, :-1]

@@ -1,36 +1,41 @@
 """Attacks that move mass between neighboring pixels, inside a ball of the Wasserstein metric.
 
-The steepest ascent in the ball ``xi' L(x)^+ xi <= t^2`` is ``xi = t L g / sqrt(g' L g)`` (maths section 2): along every edge
-flows ``F_ij = t Lambda_ij (g_i - g_j) / sqrt(g' L g)`` from j to i, with ``Lambda_ij = w_ij (u_i + u_j)/2``, at the cost
-``sum F^2 / Lambda = t^2 >= xi' L^+ xi``. Clipping pixels afterwards would break mass and ball. So each flux is limited
-instead, as in flux-corrected transport, by
+The steepest ascent in the ball ``xi' L(x)^+ xi <= t^2`` is ``xi = t L g / sqrt(g' L g)`` (docs/maths.md, section 6): along
+every edge the flux ``F_ij = t Lambda_ij (g_i - g_j) / sqrt(g' L g)`` goes from j to i, with ``Lambda_ij = w_ij (u_i + u_j)/2``,
+at the cost ``sum F^2 / Lambda = t^2 >= xi' L^+ xi``. Clipping pixels afterwards would neither conserve mass nor stay in the
+ball. So each flux is limited instead, as in flux-corrected transport, by
 
     min(1, room of the receiver / all that flows into it, stock of the donor / all that flows out of it),
 
 which keeps every pixel in [0, 1], conserves the mass of each channel, and only lowers the cost. L stays at the original
 image, so the lengths of the steps add up to at most epsilon by the triangle inequality.
 
-With a mass term, ``L + m I``, every pixel also has an edge to a reservoir of its own, which never runs dry and carries
-``t m g_i / sqrt(g' L g)`` at the cost ``F^2 / m``: the same limits apply, box and ball hold, and mass is no longer conserved,
-which is what the mass term means.
+With a mass term, ``L + m I``, every pixel also has an edge to its own infinite reservoir, with the flux
+``t m g_i / sqrt(g' L g)`` at the cost ``F^2 / m``. The same limits apply, and box and ball hold; mass is no longer conserved,
+which is what the mass term is for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
+from wassersmooth.geometry.cometric import WeightedLaplacian
 from wassersmooth.geometry.metrics import Wasserstein
 from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
-from wassersmooth.geometry.operators import WeightedLaplacian
-from wassersmooth.robustness.classifier import LOSSES, AttackLoss
-from wassersmooth.robustness.gradient_ascent import Attack
+from wassersmooth.robustness.attack_base import Attack
+from wassersmooth.robustness.model_queries import AttackLoss, check_loss
 
-# Limits are taken this much too small, so that sums of rounded fluxes cannot leave [0, 1]; float64 rounds at 1e-16.
+TransportUnits = Literal["metric", "shift"]
+
+TRANSPORT_UNITS: tuple[TransportUnits, ...] = get_args(TransportUnits)
+
+# Limits are reduced by this factor, so that sums of rounded fluxes cannot leave [0, 1]; float64 rounds at 1e-16.
 SAFETY = 1 - 1e-12
 
 
@@ -38,35 +43,49 @@ SAFETY = 1 - 1e-12
 class WassersteinPGD(Attack):
     """Steepest ascent in the metric's ball around the original, by limited fluxes.
 
-    What limits have left unused of epsilon is given to the steps that remain.
+    The part of epsilon that the limits leave unused is passed on to the remaining steps.
 
     Arguments:
-        metric: which pixels exchange mass, and in which scale epsilon is measured.
+        metric: which pixels exchange mass, and the scale in which epsilon is measured.
         epsilon: the bound on ``sqrt(xi' L(x)^+ xi)``.
-        iterations: how many steps share it.
-        loss: ``"cross_entropy"`` or ``"margin"``.
+        iterations: the number of steps that share it.
+        loss: ``"cross_entropy"``, ``"margin"``, or a callable ``(outputs, labels) -> (B,)``.
+        units: ``"metric"``, or ``"shift"``: epsilon is then a root-mean-square displacement in pixels, and the bound is that
+            times the root of the image's mass. It needs ``Wasserstein(..., scale="pixels")``.
     """
 
     metric: Wasserstein
     epsilon: float
     iterations: int
     loss: AttackLoss = "cross_entropy"
+    units: TransportUnits = field(default="metric", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.metric, Wasserstein):
             remedy = "PGD(..., norm='l2') is the attack of the Euclidean metric"
-            raise ValueError(f"metric must be a Wasserstein metric; got {self.metric!r}; {remedy}")
+            raise ValueError(f"metric must be a Wasserstein metric; got {_checks.shown(self.metric)}; {remedy}")
         _checks.non_negative_number("epsilon", self.epsilon, "it is a length in the metric, not a number of gray levels")
         _checks.positive_integer("iterations", self.iterations)
-        _checks.choice("loss", self.loss, LOSSES)
+        check_loss(self.loss)
+        _checks.choice("units", self.units, TRANSPORT_UNITS)
+        if self.units == "shift" and self.metric.scale != "pixels":
+            raise ValueError(
+                f"units='shift' needs a metric in pixels, Wasserstein(..., scale='pixels'); got scale={self.metric.scale!r}; "
+                "or use units='metric'"
+            )
+
+    def radius(self, images: Tensor) -> Tensor:
+        """Epsilon in the units of the metric, for each image. # shape: (B, C, H, W) -> (B, 1, 1, 1)"""
+        mass = images.double().sum((1, 2, 3), keepdim=True)
+        return self.epsilon * (mass.sqrt() if self.units == "shift" else torch.ones_like(mass))
 
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         self.metric.check(images)
         with torch.no_grad():
-            flow = LimitedFlow(self.metric.evaluate(images.double()), self.epsilon, self.iterations)
+            flow = LimitedFlow(self.metric.evaluate(images.double()), self.radius(images), self.iterations)
 
-        def step(x: Tensor, g: Tensor) -> Tensor:  # float64 inside: rounding must not create mass, nor leave the box
+        def step(x: Tensor, g: Tensor) -> Tensor:  # in float64, so that rounding neither creates mass nor leaves the box
             return flow.advance(g.double()).to(x.dtype)
 
         return self.ascend(model, images, labels, self.iterations, step, self.loss)
@@ -77,50 +96,52 @@ class WassersteinFGSM(Attack):
     """One step of :class:`WassersteinPGD`: ``x + epsilon L g / sqrt(g' L g)``.
 
     Arguments:
-        metric, epsilon, loss: as there.
-        limited: limits the fluxes edge by edge, so that the images stay in [0, 1]. Without, it is the closed form: mass and
-            ball hold, pixels may leave the box, and one step costs about as much as FGSM. For adversarial training.
+        metric, epsilon, loss, units: as there.
+        limited: limit the fluxes edge by edge, so that the images stay in [0, 1]. False gives the closed form, for
+            adversarial training: mass and ball hold, pixels may leave the box, and it costs about as much as FGSM.
     """
 
     metric: Wasserstein
     epsilon: float
     loss: AttackLoss = "cross_entropy"
     limited: bool = True
+    units: TransportUnits = field(default="metric", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.iterated()  # has the checks
+        self.iterated()  # checks the arguments
         _checks.choice("limited", self.limited, (False, True))
 
     def iterated(self) -> WassersteinPGD:
-        return WassersteinPGD(self.metric, self.epsilon, 1, self.loss, targeted=self.targeted)
+        """The equivalent iterated attack."""
+        return WassersteinPGD(self.metric, self.epsilon, 1, self.loss, targeted=self.targeted, units=self.units)
 
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         if self.limited:
             return self.iterated().perturb(model, images, labels, generator)
-        cometric = self.metric.cometric(images)
+        cometric, radius = self.metric.cometric(images), self.iterated().radius(images).to(images.dtype)
 
         def step(x: Tensor, g: Tensor) -> Tensor:
             g = g / _nonzero(g.abs().amax((1, 2, 3), keepdim=True))  # squares of small gradients underflow
             direction = cometric.mv(g)
-            return x + self.epsilon / _nonzero((g * direction).sum((1, 2, 3), keepdim=True)).sqrt() * direction
+            return x + radius / _nonzero((g * direction).sum((1, 2, 3), keepdim=True)).sqrt() * direction
 
         return self.ascend(model, images, labels, 1, step, self.loss)
 
 
 class LimitedFlow:
-    """Images on their way, and what is left of each one's epsilon.
+    """The current images of an attack, and the part of epsilon that each has left.
 
     Arguments:
-        cometric: L at the original images, in float64; it stays.
-        epsilon: the length that each image may travel.
-        steps: how many calls of :meth:`advance` share it.
+        cometric: L at the original images, in float64; it does not change.
+        radius: the bound on the distance of each image from its original: one number, or one for each. # shape: (B, 1, 1, 1)
+        steps: the number of calls of :meth:`advance` that share it.
     """
 
-    def __init__(self, cometric: WeightedLaplacian, epsilon: float, steps: int) -> None:
+    def __init__(self, cometric: WeightedLaplacian, radius: Tensor | float, steps: int) -> None:
         self.x = cometric.x
         self.graph, self.u, self.mass = cometric.graph, cometric.u, cometric.mass
-        self.left = torch.full((len(self.x), 1, 1, 1), float(epsilon), dtype=self.x.dtype, device=self.x.device)
+        self.left = torch.ones((len(self.x), 1, 1, 1), dtype=self.x.dtype, device=self.x.device) * radius
         self.steps = steps
 
     @torch.no_grad()
@@ -129,8 +150,8 @@ class LimitedFlow:
         g = g / _nonzero(g.abs().amax((1, 2, 3), keepdim=True))  # squares of small gradients underflow
         entering, leaving, length_sq = self._unlimited(g)
         size = self.left / self.steps / _nonzero(length_sq).sqrt()
-        accept = _at_most_one(SAFETY * (1 - self.x), size * entering)  # the share that a pixel has room for
-        release = _at_most_one(SAFETY * self.x, size * leaving)  # the share that a pixel has in stock
+        accept = _limit(SAFETY * (1 - self.x), size * entering)  # the share that a pixel has room for
+        release = _limit(SAFETY * self.x, size * leaving)  # the share that a pixel has in stock
         change, cost = self._limited(g, accept, release)
         self.x = self.x + size * change
         self.left = (self.left - size * cost.sqrt()).clamp_(min=0)
@@ -138,7 +159,7 @@ class LimitedFlow:
         return self.x
 
     def _unlimited(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What would enter and leave each pixel for a unit step, and g' L g."""
+        """The mass that would enter and leave each pixel in a unit step, and g' L g."""
         entering, leaving = torch.zeros_like(g), torch.zeros_like(g)
         length_sq = torch.zeros_like(self.left)
         for offset, flux, difference in self._fluxes(g):
@@ -180,6 +201,6 @@ def _nonzero(value: Tensor) -> Tensor:
     return torch.where(value > 0, value, 1)
 
 
-def _at_most_one(available: Tensor, wanted: Tensor) -> Tensor:
-    """min(1, available / wanted), and 1 where nothing is wanted."""
-    return (available / _nonzero(wanted)).clamp_(0, 1)
+def _limit(available: Tensor, flux: Tensor) -> Tensor:
+    """min(1, available / flux); any value will do where the flux is 0."""
+    return (available / _nonzero(flux)).clamp_(0, 1)

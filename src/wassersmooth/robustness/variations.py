@@ -1,4 +1,4 @@
-"""Natural variations of images, in one place: ``wassersmooth.variations.translate(images, 3)``."""
+"""All natural variations of images, as ``wassersmooth.variations.translate(images, 3)``."""
 
 from wassersmooth.robustness.corruptions import PARAMETERS as PARAMETERS
 from wassersmooth.robustness.corruptions import corrupt as corrupt

@@ -1,5 +1,6 @@
-"""The experiments: the only floor that touches disk, screen, plots and configuration.
+"""The work of the command line: the only layer of the package that reads and writes files and prints.
 
-A command (``commands``) makes runs (``experiment``, ``training``, ``runs``); the folders read runs and write pages:
-``report`` of one study, ``search`` for strengths, ``paper`` and ``frontier`` for publication, ``bench`` for speed.
+``commands`` holds the commands, ``config`` and ``presets`` their settings. ``experiment`` trains and evaluates the runs of a
+study (``data``, ``models``, ``training``, ``runs``), ``search`` finds the strength of a regularizer, ``report`` writes the page
+of a study, and ``bench`` measures speed.
 """

@@ -1,7 +1,7 @@
-"""The training step and how it is made faster: precision, traced and compiled steps, CUDA graphs, turns on streams.
+"""The training step and what makes it faster: precision, compiled steps, CUDA graphs, concurrent runs on CUDA streams.
 
-The eager step is the truth, and the default on a CPU. On CUDA the fast one is, and where it does not work the eager one takes
-over with a warning that names the reason. Beyond rounding both compute the same.
+The eager step is the reference, and the default on a CPU. On CUDA the fast step is the default; where it cannot be prepared,
+the eager step takes over with a warning that says why. Both compute the same up to rounding.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from wassersmooth import _checks
-from wassersmooth.learning.fast import FastGradients
-from wassersmooth.learning.terms import Objective, Terms
+from wassersmooth.learning.compiled.fast_gradients import FastGradients
+from wassersmooth.learning.gradient_gap import DifferentGradientsError
+from wassersmooth.learning.objective import Objective, Terms
 from wassersmooth.model_state import RandomState
 from wassersmooth.study.config import Machine
 
-# (images, labels, weight of this batch) -> (loss, penalty), both detached; the optimizer has moved the weights
-Step = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
+# (images, labels, weight of this batch) -> (loss, penalty), both detached; the step updates the parameters.
+TrainingStep = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 def apply_settings(machine: Machine) -> None:
-    """What torch keeps per process: threads, and whether float32 products may use tf32."""
+    """Set what torch keeps per process: threads, and whether float32 products may use tf32."""
     if machine.threads is not None:
         torch.set_num_threads(machine.threads)
     tf32 = machine.precision != "float32"
@@ -33,48 +33,44 @@ def apply_settings(machine: Machine) -> None:
     torch.backends.cudnn.allow_tf32 = tf32
 
 
-def make_step(
+def training_step(
     model: nn.Module,
     objective: Objective,
     optimizer: torch.optim.Optimizer,
     noise: torch.Generator,
     machine: Machine,
     device: torch.device,
-) -> Step:
-    """One step of training, as fast as the machine's settings allow."""
+) -> TrainingStep:
+    """The fastest training step that the machine's settings allow."""
     eager = EagerStep(model, objective, optimizer, noise, autocast(machine.precision, device))
-    compile, cuda_graph = shortcuts(machine, device)
+    compile, cuda_graph = fast_options(machine, device)
     if not (compile or cuda_graph):
         return eager
-    if isinstance(model, DistributedDataParallel):
-        if machine.compile or machine.cuda_graph:
-            warnings.warn("several processes train with the eager step; compile and cuda_graph are for one", stacklevel=2)
-        return eager
     try:
-        return FallingBack(FastStep(eager, compile, cuda_graph), eager, "the fast step")
-    except ValueError as error:  # an objective that has none
-        warnings.warn(f"the fast step is not used, the eager one is: {error}", stacklevel=2)
+        return StepWithFallback(FastStep(eager, compile, cuda_graph), eager)
+    except ValueError as error:  # the objective has no fast step
+        warnings.warn(f"training uses the eager step, not the fast one: {error}", stacklevel=2)
         return eager
 
 
-def shortcuts(machine: Machine, device: torch.device) -> tuple[bool, bool]:
-    """Whether the step is compiled, and whether it is captured in a CUDA graph: on CUDA, unless told otherwise."""
+def fast_options(machine: Machine, device: torch.device) -> tuple[bool, bool]:
+    """Whether the step is compiled and whether it is captured in a CUDA graph; by default both on CUDA, neither on a CPU."""
     on_cuda = device.type == "cuda"
     compile = on_cuda if machine.compile is None else machine.compile
     return compile, on_cuda and machine.cuda_graph is not False
 
 
-def description(machine: Machine, device: torch.device, processes: int = 1) -> str:
-    """One line on the way the steps are made; empty for the eager step."""
-    compile, cuda_graph = shortcuts(machine, device)
-    if processes > 1 or not (compile or cuda_graph):
+def describe(machine: Machine, device: torch.device) -> str:
+    """One line about the fast step; empty for the eager step."""
+    compile, cuda_graph = fast_options(machine, device)
+    if not (compile or cuda_graph):
         return ""
-    ways = [*(["compiled"] if compile else []), *(["replayed as a CUDA graph"] if cuda_graph else [])]
-    return f"fast steps: traced, {' and '.join(ways)}, {machine.precision}; the first step of a run takes up to a minute"
+    methods = [*(["compiled"] if compile else []), *(["replayed as a CUDA graph"] if cuda_graph else [])]
+    return f"fast steps: traced, {' and '.join(methods)}, {machine.precision}; the first step of a run takes up to a minute"
 
 
 class EagerStep:
-    """Objective, backward pass, optimizer."""
+    """Evaluate the objective, run the backward pass, update the parameters."""
 
     def __init__(
         self,
@@ -92,7 +88,7 @@ class EagerStep:
     def step_with(
         self, objective: Callable[[Tensor, Tensor], Terms], images: Tensor, labels: Tensor, weight: float
     ) -> tuple[Tensor, Tensor]:
-        """The step with another way to the same terms."""
+        """The same step with another function that computes the terms."""
         with self.autocast:
             terms = objective(images, labels)
         self.optimizer.zero_grad(set_to_none=True)
@@ -102,11 +98,14 @@ class EagerStep:
 
 
 class NotPreparedError(RuntimeError):
-    """Fast gradients that could not be traced, compiled or captured. Nothing has moved yet."""
+    """The fast gradients could not be traced, compiled or captured. No parameter has changed yet."""
 
 
 class FastStep:
-    """The traced, compiled and replayed gradients (:class:`wassersmooth.learning.fast.FastGradients`), then the optimizer."""
+    """Compute the gradients with :class:`wassersmooth.FastGradients`, then update the parameters.
+
+    A batch that cannot be divided among the processes has a weight in all of them, so all of them take the eager step.
+    """
 
     def __init__(self, eager: EagerStep, compile: bool, cuda_graph: bool) -> None:
         self.eager = eager
@@ -118,25 +117,25 @@ class FastStep:
         try:
             with self.eager.autocast:
                 terms = self.gradients(images, labels, self.eager.noise)
-        except ValueError:
-            raise  # about the data or a loss that is not finite: the eager step would say the same
         except Exception as error:
-            if self.gradients.run is None:
+            if isinstance(error, ValueError) and not isinstance(error, DifferentGradientsError):
+                raise  # about the data or a loss that is not finite: the eager step would say the same
+            if not self.gradients.prepared:
                 raise NotPreparedError(_checks.first_line(error, 300)) from error
             raise
         self.eager.optimizer.step()
         return terms.loss, terms.penalty
 
 
-class FallingBack:
-    """The fast step, or the eager one for good where that cannot be prepared, with a warning that says why.
+class StepWithFallback:
+    """The fast step; if it cannot be prepared, the eager step for the rest of the training, with a warning that says why.
 
-    The same batch is simply taken again. A step that fails later has another reason, which the eager one would hide.
+    The same batch is used again. A fast step that fails later has another cause, which the eager step would hide.
     """
 
-    def __init__(self, fast: Step, eager: Step, what: str) -> None:
-        self.fast: Step | None = fast
-        self.eager, self.what = eager, what
+    def __init__(self, fast: TrainingStep, eager: TrainingStep) -> None:
+        self.fast: TrainingStep | None = fast
+        self.eager = eager
 
     def __call__(self, images: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         if self.fast is None:
@@ -144,15 +143,15 @@ class FallingBack:
         try:
             return self.fast(images, labels, weight)
         except NotPreparedError as reason:
-            warnings.warn(f"{self.what} is not used from here on, the eager step is: {reason}", stacklevel=2)
+            warnings.warn(f"training continues with the eager step, not the fast one: {reason}", stacklevel=2)
             self.fast = None
             return self.eager(images, labels, weight)
 
 
-def take_turns(trainings: Sequence[Iterator[None]], device: torch.device, parallel: int) -> None:
-    """Runs generators that pause after each step, ``parallel`` at a time, each on its own CUDA stream.
+def interleave(trainings: Sequence[Iterator[None]], device: torch.device, parallel: int) -> None:
+    """Run generators that pause after each step, ``parallel`` of them at a time, each on its own CUDA stream.
 
-    One thread hands out the work: launches do not block, so the streams fill the GPU together. Each run keeps its own
+    One thread launches everything: launches do not block, so the streams fill the GPU together. Each run keeps its own
     random state, so that it computes what it would compute alone.
     """
     waiting = list(trainings)
@@ -162,9 +161,9 @@ def take_turns(trainings: Sequence[Iterator[None]], device: torch.device, parall
             stream = None
             if device.type == "cuda" and parallel > 1:
                 stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-                stream.wait_stream(torch.cuda.current_stream(device))  # the data may still be on their way
+                stream.wait_stream(torch.cuda.current_stream(device))  # the copy of the data may still be running
             active.append((waiting.pop(0), stream, RandomState(device)))
-        going_on = []
+        unfinished = []
         for training, stream, state in active:
             with ExitStack() as stack:
                 if stream is not None:
@@ -175,10 +174,10 @@ def take_turns(trainings: Sequence[Iterator[None]], device: torch.device, parall
                     next(training)
                 except StopIteration:
                     continue
-                going_on.append((training, stream, RandomState(device) if parallel > 1 else state))
-        active = going_on
+                unfinished.append((training, stream, RandomState(device) if parallel > 1 else state))
+        active = unfinished
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """What forward passes run in."""
+    """The autocast context of forward passes, if the precision needs one."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bfloat16" else nullcontext()

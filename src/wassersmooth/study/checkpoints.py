@@ -14,11 +14,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from wassersmooth.study import durable
+from wassersmooth.study import durable, stored_json
 from wassersmooth.study.errors import StudyError
 
 FORMAT = "wassersmooth 1"
-LONGEST_HEADER = 100_000_000  # bytes, by the format of safetensors
+LONGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors format
 
 
 @dataclass(frozen=True)
@@ -28,66 +28,76 @@ class Stored:
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
 
-    def under(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose name begins with ``prefix/``, without it."""
+    def with_prefix(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors whose names begin with ``prefix/``, under their names without it."""
         return {name[len(prefix) + 1 :]: tensor for name, tensor in self.tensors.items() if name.startswith(f"{prefix}/")}
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Writes both in one file, all or nothing. The same contents give the same bytes: measured rows know a model by them."""
-    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}  # tied weights share memory
+    """Write tensors and facts to one file, all or nothing. Equal contents give equal bytes: measured rows rely on it."""
+    # Tied weights share memory, which safetensors refuses.
+    copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(facts, sort_keys=True)
-    header = {"format": FORMAT, "facts": text, "sha256": digest(own, text)}
-    durable.write(path, _in_one_order(safetensors.torch.save(own, header)))
+    header = {"format": FORMAT, "facts": text, "sha256": digest(copies, text)}
+    durable.write(path, _sorted_header(safetensors.torch.save(copies, header)))
 
 
-def _in_one_order(raw: bytes) -> bytes:
-    """A safetensors file with its header sorted: safetensors shuffles the metadata anew in every process."""
+def _sorted_header(raw: bytes) -> bytes:
+    """A safetensors file with its header sorted: safetensors orders the metadata differently in every process."""
     end = 8 + int.from_bytes(raw[:8], "little")
     header = json.dumps(json.loads(raw[8:end]), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)  # the format aligns what follows
+    header += b" " * (-len(header) % 8)  # the format aligns the data that follows
     return len(header).to_bytes(8, "little") + header + raw[end:]
 
 
 def load(path: Path) -> Stored:
+    return parse(read(path), path)
+
+
+def read(path: Path) -> bytes:
+    """The bytes of a file; one line where it cannot be read, as a folder of that name."""
     try:
-        raw = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise StudyError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
-    return parse(raw, path)
 
 
 def is_own(path: Path) -> bool:
-    """Whether a file says that this program wrote it; its contents may be damaged all the same."""
+    """Whether the header says that this program wrote the file; its contents may still be damaged."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, LONGEST_HEADER)))
+            header = stored_json.parse(file.read(min(length, LONGEST_HEADER)))
         return bool(header["__metadata__"]["format"] == FORMAT)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
 def parse(raw: bytes, path: Path) -> Stored:
-    """What :func:`save` has written; ``path`` is named in complaints. Nothing but this package's own files is accepted."""
-    remedy = "it was left as it is; move it away to begin anew, or restore it from a copy"
+    """The contents of a file that :func:`save` wrote, and of no other; error messages name ``path``."""
+    remedy = "it was left as it is; move it away to start again, or restore it from a copy"
     try:
         tensors = safetensors.torch.load(raw)
-        header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")]).get("__metadata__", {})
+        header = stored_json.parse(raw[8 : 8 + int.from_bytes(raw[:8], "little")]).get("__metadata__", {})
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise StudyError(f"{path} is not a readable safetensors file ({str(error)[:120]}); {remedy}") from None
     if header.get("format") != FORMAT:
         raise StudyError(
             f"{path} was not written by this program: expected format {FORMAT!r}, got {header.get('format')!r}; {remedy}"
         )
-    if header.get("sha256") != digest(tensors, header["facts"]):
+    if header.get("sha256") != digest(tensors, str(header.get("facts"))):
         raise StudyError(f"{path} is damaged: its contents do not have the SHA-256 it was saved with; {remedy}")
-    facts: dict[str, Any] = json.loads(header["facts"])
+    try:
+        facts = stored_json.parse(header["facts"])
+    except ValueError as error:
+        raise StudyError(f"{path} is damaged: its facts are no JSON ({stored_json.one_line(error)}); {remedy}") from None
+    if not isinstance(facts, dict):
+        raise StudyError(f"{path} is damaged: its facts are no object; {remedy}")
     return Stored(tensors, facts)
 
 
 def load_into(module: torch.nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Puts weights into a model that was built from the same configuration."""
+    """Load weights into a model that was built from the same configuration."""
     expected = {name: (tuple(t.shape), t.dtype) for name, t in module.state_dict().items()}
     received = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
     if expected != received:
@@ -100,7 +110,7 @@ def load_into(module: torch.nn.Module, tensors: dict[str, Tensor], path: Path) -
 
 
 def digest(tensors: Mapping[str, Tensor], facts: str) -> str:
-    """SHA-256 of the contents, whatever the order of the tensors; earlier versions wrote the same contents in other bytes."""
+    """SHA-256 of the contents in any order of the tensors: earlier versions wrote the same contents in other bytes."""
     hashed = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
         tensor = tensors[name]

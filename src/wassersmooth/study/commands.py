@@ -5,24 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from wassersmooth.robustness.suites import SUITES
-from wassersmooth.study import checkpoints, doctoring, experiment, figures, own_models, presets
+from wassersmooth.robustness.suites import SUITES, SuiteName
+from wassersmooth.study import certification, checkpoints, doctor_command, experiment, external_models, figures, models, presets
 from wassersmooth.study.bench.command import Bench
 from wassersmooth.study.config import Data, Study
+from wassersmooth.study.console import Console
 from wassersmooth.study.distributed import world
 from wassersmooth.study.errors import DivergedError, StudyError
-from wassersmooth.study.frontier.command import RESULTS, VALIDATION_IMAGES, Frontier
-from wassersmooth.study.frontier.gathering import require_one_harness
-from wassersmooth.study.paper.publish import Publish
-from wassersmooth.study.paper.published_models import as_run
+from wassersmooth.study.published_models import as_run
 from wassersmooth.study.report.writing import write_report
 from wassersmooth.study.runs import EVALUATIONS, Run, runs_in
-from wassersmooth.study.screen import Screen
 from wassersmooth.study.search.sweep import Grid, sweep
 
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -32,14 +30,18 @@ Suite = Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(SUITES) + "}"
 
 @dataclass(frozen=True)
 class StudyCommand(Study):
-    """What the commands that begin with a configuration share."""
+    """What the commands that start from a configuration share."""
+
+    preset_folder: ClassVar[Traversable] = presets.PACKAGED
 
     preset: str = "digits"
-    """Where the values come from that no flag changes: digits, mnist, cifar10-quick, cifar10-paper, cifar10-sweep, frontier."""
+    """The values that no flag changes: digits, mnist, cifar10-quick, cifar10-paper or cifar10-sweep."""
     config: Path | None = None
     """A TOML file with further values; its keys are the names of the flags. It overrides the preset, and flags override it."""
     output: Path | None = None
-    """The study's folder. Without it: runs/PRESET, or runs/NAME for a configuration NAME.toml."""
+    """The study's folder. Without it: runs/PRESET; runs/NAME for a configuration NAME.toml, or for another --dataset NAME."""
+    trust_code: bool = False
+    """Runs the code of a model module:factory that --config names; one that is typed as --model runs without it."""
 
     @property
     def name(self) -> str:
@@ -47,12 +49,23 @@ class StudyCommand(Study):
 
     @property
     def folder(self) -> Path:
-        return self.output or Path("runs") / self.name
+        if self.output is not None:
+            return self.output
+        usual = presets.with_both(Study(), self.preset, self.config, self.preset_folder).data.dataset
+        if self.data.dataset == usual:
+            return Path("runs") / self.name
+        path = Path(self.data.dataset).resolve()  # also of "." and ".."
+        return Path("runs") / (path.stem if path.suffix == ".npz" else path.name)
+
+    def refuse_code_of_file(self) -> None:
+        """Refuse a model that only --config names, if that would run code, unless it is trusted."""
+        if self.config is not None and not self.trust_code:
+            models.refuse_code(self.model, self.config, f"give --model {self.model.model} yourself, or --trust-code")
 
 
 @dataclass(frozen=True)
 class Reproduce(StudyCommand):
-    """The whole experiment: trains every regularizer, attacks and translates the networks, and writes a report.
+    """Run the whole experiment: train every regularizer, attack and translate the networks, and write a report.
 
     wassersmooth reproduce: the demo on digits, less than a minute on two cores, no network needed.
 
@@ -60,137 +73,155 @@ class Reproduce(StudyCommand):
 
     wassersmooth reproduce --preset cifar10-paper: the paper's own recipe, 200 epochs, three seeds.
 
-    wassersmooth reproduce --preset frontier --seeds 0 1: every family at several strengths, as rows of results/frontier.json.
-
-    Nothing is lost when it is killed: the same command goes on from the last checkpoints, and skips what is finished. Where one
-    run diverges, the others are measured. The report is FOLDER/report.html; tables.md and tables.tex lie beside it.
+    Nothing is lost when it is killed: the same command continues from the last checkpoints, and skips what is finished. If one
+    run diverges, the others are still measured. The report is FOLDER/report.html; tables.md and tables.tex lie beside it.
     """
-
-    results: Path = RESULTS
-    """With --suite frontier: the file of rows that the runs are added to. Its page lies beside it."""
 
     def __call__(self) -> None:
         figures.require_package("the report")
-        on_frontier = self.evaluation.suite == "frontier"
-        if not on_frontier and self.results != RESULTS:
-            raise StudyError(f"--results is for --suite frontier; got it with {self.evaluation.suite}; leave it out")
         with world(self.machine.device) as here:
-            screen = Screen(quiet=not here.is_first)
+            console = Console(quiet=not here.is_first)
             runs = [Run.of(self.folder, config) for config in self.runs(self.name)]
-            if on_frontier:
-                require_one_harness(runs, self.results)  # rather than after all the training
-            stopped: list[StudyError] = []  # what is wrong with one run must not cost the others
+            stopped: list[StudyError] = []  # an error in one run must not stop the others
             try:
-                experiment.train(self, self.name, self.folder, here, screen)
+                experiment.train(self, self.name, self.folder, here, console)
             except DivergedError as error:
                 if here.size > 1 or not any(run.finished for run in runs):
                     raise
                 stopped.append(error)
             if here.is_first:
-                self._measure([run for run in runs if run.finished], screen, stopped)
-                measured = [run.folder for run in runs if (run.folder / EVALUATIONS["test"]).is_file()]
-                if on_frontier and measured:
-                    Frontier(tuple(measured), self.results)()
-                screen.line(f"report: {write_report(self.folder, screen.line)}")
+                try:
+                    self.measure([run for run in runs if run.finished], console)
+                except StudyError as error:
+                    stopped.append(error)
+                console.line(f"report: {write_report(self.folder, console.line)}")
             if stopped:
                 raise stopped[0]
 
-    def _measure(self, runs: Sequence[Run], screen: Screen, stopped: list[StudyError]) -> None:
-        """On test images; for a frontier on validation images too, by which points are chosen."""
-        counts = {"test": self.evaluation.test_images}
-        if self.evaluation.suite == "frontier" and self.data.validation:
-            counts["validation"] = VALIDATION_IMAGES
-        for split, images in counts.items():
-            try:
-                experiment.measure(runs, screen, self.machine.device, self.evaluation.suite, images, split=split)
-            except StudyError as error:
-                stopped.append(error)
+    def measure(self, runs: Sequence[Run], console: Console) -> None:
+        """Evaluate the finished runs; experiments do more here."""
+        experiment.measure(runs, console, self.machine.device, self.evaluation.suite, self.evaluation.test_images)
 
 
 @dataclass(frozen=True)
 class Train(StudyCommand):
-    """Trains every regularizer with every seed, one folder for each run, and nothing else.
+    """Train every regularizer with every seed, one folder for each run, and nothing else.
 
     wassersmooth train --preset cifar10-quick --regularizers wasserstein:eta=0.3,radius=4 --seeds 0 1 2
 
     torchrun --nproc-per-node 4 -m wassersmooth train --preset cifar10-paper
 
-    A killed run goes on from its last checkpoint when the same command is given again; on a CPU the weights are then the
+    A killed run continues from its last checkpoint when the same command is given again; on a CPU the weights are then the
     same to the last bit. A changed configuration is refused; choose another --output for it.
     """
 
     def __call__(self) -> None:
         with world(self.machine.device) as here:
-            experiment.train(self, self.name, self.folder, here, Screen(quiet=not here.is_first))
+            experiment.train(self, self.name, self.folder, here, Console(quiet=not here.is_first))
 
 
 @dataclass(frozen=True)
-class Evaluate:
-    """Measures trained runs on test images: attacks in pixel and normalized units, translations, signs of masking.
+class EvaluateRuns:
+    """What the commands that evaluate runs share."""
+
+    folders: Folders
+    """Run folders, study folders, published models (files), or models of your own (module:factory, timm:NAME, hf:FOLDER)."""
+    test_images: int | None = None
+    """How many images to measure on, chosen by content; without it, as the run was configured."""
+    data_dir: Path | None = None
+    """Where the data set is now, if not where it was when the run was trained."""
+    autoattack_images: int | None = None
+    """AutoAttack, which is slow, uses at most that many of them; without it, as the run was configured (1000)."""
+    pictures: bool = True
+    """Whether to collect the pictures of the report too."""
+    split: Literal["test", "validation"] = "test"
+    """Which images: test, or validation, those that training held out, to choose by; their results go to validation.json."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    remeasure: bool = False
+    """Measures unverified rows again: an earlier version stored them without a hash of the labels."""
+    trust_code: bool = False
+    """Runs the code of a model module:factory that a run folder or a published model names; without it such a run is refused.
+    A model that is typed here runs without it."""
+
+    def __call__(self) -> None:
+        if not self.folders:
+            raise StudyError("evaluate needs the folder of a run or of a study; got none; for instance runs/digits")
+        suite = self.checked_suite()
+        for name in ("test_images", "autoattack_images"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise StudyError(f"{name} must be at least 1; got {number}")
+        console = Console()
+        runs = [run for path in self.folders for run in self.runs_at(path, console)]
+        options = (suite, self.test_images, self.data_dir, self.autoattack_images, self.pictures, self.split, self.remeasure)
+        experiment.measure(runs, console, self.device, *options)
+        page = runs[0].folder / "report.html"
+        if self.split == "test" and page.is_file():  # earlier versions wrote none
+            console.line(f"page: {page}{f', and so on for {len(runs)} runs' if len(runs) > 1 else ''}")
+
+    def checked_suite(self) -> SuiteName | experiment.NamedSuite | None:
+        """The suite to measure with; None for the one that each run was configured with."""
+        return None
+
+    def runs_at(self, path: Path, console: Console) -> list[Run]:
+        """The runs that a folder of the command line names."""
+        return runs_in(path, self.trust_code)
+
+
+@dataclass(frozen=True)
+class Evaluate(EvaluateRuns):
+    """Measure trained runs on test images: attacks in pixel and normalized units, translations, signs of masking.
 
     wassersmooth evaluate runs/digits: all runs of a study.
 
     wassersmooth evaluate runs/digits/none-seed0 --suite full: one run, with AutoAttack and corruptions.
 
-    wassersmooth evaluate results/models/none.safetensors: a published network, in a run folder made for it.
+    wassersmooth evaluate results/paper/models/none.safetensors: a published network, in a run folder made for it.
 
-    wassersmooth evaluate runs/frontier --split validation: on held-out training images, to choose by; in validation.json.
+    wassersmooth evaluate runs/digits --split validation: on held-out training images, to choose by; in validation.json.
 
-    wassersmooth evaluate my_models:net --weights net.safetensors --dataset cifar10: a model of your own that takes images in
-    [0, 1], called as net(channels=..., classes=...); in a run folder made for it.
+    wassersmooth evaluate my_models:net --weights net.pt --dataset cifar10 --mean 0.49 0.48 0.45 --std 0.25 0.24 0.26: a model
+    of your own, called as net(channels=..., classes=...); in a run folder made for it.
 
-    Writes evaluation.json, report.md and exhibits.safetensors into each run's folder; what was measured before is not measured
-    again, row by row: a killed evaluation goes on, and another suite measures only what it adds. evaluation.json is of the last
-    suite alone: where an earlier one held more, one line says so, and how it comes back. Give the same command several times at
-    once and the processes share the runs: one small network leaves most of a GPU idle.
+    wassersmooth evaluate timm:resnet18 --weights best.safetensors --dataset photos --image-size 224: a network of timm.
+
+    wassersmooth evaluate hf:FOLDER --dataset photos --image-size 224: a local folder that save_pretrained wrote.
+
+    The normalization of your own model is the wassersmooth.Normalized inside it, else --mean and --std, else what comes with a
+    timm network or a Hugging Face folder; without any it gets images in [0, 1], and one line says so.
+
+    Writes evaluation.json, a page (report.html, report.md) and exhibits.safetensors into each run's folder. What was measured
+    before is not measured again, row by row: a killed evaluation continues, and another suite measures only what it adds.
+    evaluation.json holds the last suite alone: where an earlier one held more, one line says so, and how to get it back. Start
+    the same command several times at once and the processes share the runs: one small network leaves most of a GPU idle.
+
+    Rows belong to the network, the images and their labels: where one of these has changed, they are measured again.
     """
 
-    folders: Folders
-    """Run folders, study folders, published models (files), or models of your own (module:factory, timm:NAME)."""
     suite: Suite = None
-    """quick, paper, publication, standard, frontier, full; without it, what the run was configured with, and standard for a
-    model of your own."""
-    test_images: int | None = None
-    """Measures on that many images, chosen by content; without it, as the run was configured."""
-    data_dir: Path | None = None
-    """Where the data set is now, if not where it was when the run was trained."""
-    autoattack_images: int | None = None
-    """Runs AutoAttack on at most that many of them; without it, as the run was configured (1000)."""
-    pictures: bool = True
-    """Whether to collect the pictures of the report too."""
-    split: Literal["test", "validation"] = "test"
-    """Which images: test, or validation, those that training held out: to choose by, in a file of its own."""
+    """quick, paper, standard, full; without it, what the run was configured with, and standard for a model of your own."""
     dataset: str | None = None
-    """What a model of your own is measured on, the test images of it: cifar10, a folder of images, and all else train takes."""
+    """The data set whose test images a model of your own is measured on: cifar10, a folder of images, or any other of train."""
     weights: Path | None = None
-    """Of a model of your own, as safetensors; without it, those that its factory gives it."""
+    """The state dict of a model of your own, as safetensors or by torch.save; without it, those that its factory sets."""
+    mean: tuple[float, ...] = ()
+    """For each channel, what is subtracted from images in [0, 1] before the network of your own gets them."""
+    std: tuple[float, ...] = ()
+    """For each channel, what they are divided by then."""
     image_size: int | None = None
-    """Side in pixels that the images of a folder are scaled and cropped to, for a model of your own."""
+    """The side in pixels that the images of a folder are scaled and cropped to, for a model of your own."""
     output: Path | None = None
     """Where run folders are made for published models (without it, runs/published) and for your own (runs/own)."""
-    device: str = "auto"
-    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
 
-    def __call__(self) -> None:
+    def checked_suite(self) -> SuiteName | None:
         if self.suite is not None and self.suite not in SUITES:
             raise StudyError(f"--suite must be one of {', '.join(SUITES)}; got {self.suite!r}; leave it out for the run's own")
-        for name in ("test_images", "autoattack_images"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                raise StudyError(f"{name} must be at least 1; got {number}")
-        if not self.folders:
-            raise StudyError("evaluate needs the folder of a run or of a study; got none; for instance runs/digits")
         self._check_own()
-        screen = Screen()
-        runs = [run for path in self.folders for run in self._runs(path, screen)]
-        asked = (self.suite, self.test_images, self.data_dir, self.autoattack_images, self.pictures, self.split)
-        experiment.measure(runs, screen, self.device, *asked)
-        page = runs[0].folder / "report.md"
-        if self.split == "test" and page.is_file():  # earlier versions wrote none
-            screen.line(f"page: {page}{f', and so on for {len(runs)} runs' if len(runs) > 1 else ''}")
+        return self.suite
 
     def _check_own(self) -> None:
-        own = [path for path in self.folders if own_models.is_named(path)]
-        given = [name for name in ("dataset", "weights", "image_size") if getattr(self, name) is not None]
+        own = [path for path in self.folders if external_models.is_named(path)]
+        given = [name for name in ("dataset", "weights", "image_size", "mean", "std") if getattr(self, name) not in (None, ())]
         if given and not own and (not self.folders[0].exists() or self.folders[0].suffix == ".py"):
             module = self.folders[0].with_suffix("")
             raise StudyError(f"a model of your own is written module:factory; got {self.folders[0]}; write {module}:FACTORY")
@@ -204,34 +235,130 @@ class Evaluate:
         if len(own) > 1 and self.weights is not None:
             raise StudyError(f"--weights {self.weights} belongs to one model; got {len(own)}; give them one after the other")
 
-    def _runs(self, path: Path, screen: Screen) -> list[Run]:
-        if own_models.is_named(path):
+    def runs_at(self, path: Path, console: Console) -> list[Run]:
+        if external_models.is_named(path):
             assert self.dataset is not None  # checked before
             images = Data(dataset=self.dataset, data_dir=self.data_dir, image_size=self.image_size)
-            return [own_models.as_run(str(path), self.weights, images, self.output or Path("runs/own"), screen)]
+            by = external_models.Normalization(self.mean, self.std)
+            return [external_models.as_run(str(path), self.weights, images, self.output or Path("runs/own"), console, by)]
         if not path.is_file():
-            return runs_in(path)
+            return runs_in(path, self.trust_code)
         if not checkpoints.is_own(path):
             raise StudyError(
                 f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, a file of "
                 "something else; weights of your own go with their model: "
                 f"wassersmooth evaluate module:factory --weights {path} --dataset NAME"
             )
-        return [as_run(path, self.output or Path("runs/published"))]
+        return [as_run(path, self.output or Path("runs/published"), self.trust_code)]
+
+
+@dataclass(frozen=True)
+class Certify:
+    """Certifies trained runs: radii within which the vote of the network over noise cannot change, on test images.
+
+    wassersmooth certify runs/digits: every run of a study that was trained with noise that can be certified.
+
+    wassersmooth certify runs/digits/reference-noise-eta0.5-radius1-seed0 --sigma 0.25 0.5: one run, at two sizes of the noise.
+
+    wassersmooth certify runs/digits/none-seed0 --sigma 0.12 --radius 0: any run, with white noise; radii will be small.
+
+    Train for it with --regularizers euclidean-noise:eta=0.25 or reference-noise:eta=0.5,radius=1: noise of covariance L(1), the
+    same for every image. Without flags the noise is that of training: sigma is its eta. A certificate is for the vote over
+    noise, not for the network itself, and holds with probability 1 - alpha for each image. Each image costs samples + select
+    forward passes; radii grow with samples, up to sigma * 3.2 for 10,000.
+
+    Writes certificates.json, certificates.md and certificates.png into each run's folder; the report of the study shows the
+    curve. Nothing is lost when it is killed: the same command continues with the next images.
+    """
+
+    folders: Folders
+    """Run folders or study folders. Of a study, runs without such noise are left out, unless --sigma is given."""
+    sigma: tuple[float, ...] = ()
+    """Sizes of the noise; without it, the eta of the run's training noise."""
+    radius: int | None = None
+    """Of the graph of Wasserstein noise, 0 for white noise; without it, as the run was trained."""
+    mass: float | None = None
+    """Mass term of Wasserstein noise, which then covers perturbations that change the mass; without it, as trained."""
+    samples: int = 10_000
+    """Draws for the bound on the probability of the class."""
+    select: int = 100
+    """Further draws, which select the class."""
+    alpha: float = 0.001
+    """The probability, for each image, that its certificate is wrong."""
+    test_images: int | None = None
+    """That many test images, chosen by content; without it 500, or all where there are fewer."""
+    batch_size: int = 1000
+    """Noisy images at a time, which bounds the memory."""
+    precision: Literal["float32", "tf32"] = "float32"
+    """Of the network on CUDA. The noise is always float32."""
+    data_dir: Path | None = None
+    """Where the data set is now, if not where it was when the run was trained."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    trust_code: bool = False
+    """Runs the code of a model module:factory that a run folder names; without it such a run is refused."""
+
+    def __call__(self) -> None:
+        if not self.folders:
+            raise StudyError("certify needs the folder of a run or of a study; got none; for instance runs/digits")
+        for name in ("samples", "select", "test_images", "batch_size"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise StudyError(f"{name} must be at least 1; got {number}")
+        for name, values in (("sigma", self.sigma), ("radius", (self.radius or 0,)), ("mass", (self.mass or 0.0,))):
+            if any(not 0 <= value < float("inf") or (name == "sigma" and value == 0) for value in values):
+                raise StudyError(f"{name} must be {'positive' if name == 'sigma' else 'at least 0'}; got {values[-1]:g}")
+        if not 0 < self.alpha < 0.5:
+            raise StudyError(f"alpha must be above 0 and below 0.5; got {self.alpha:g}")
+        figures.require_package("the plot of certified accuracy")
+        console = Console()
+        wanted: dict[Path, list[certification.Smoothing]] = {}
+        runs: list[Run] = []
+        for folder in self.folders:
+            for run in runs_in(folder, self.trust_code):
+                if smoothings := self._smoothings(run, alone=folder == run.folder):
+                    runs.append(run)
+                    wanted[run.folder] = smoothings
+                else:
+                    console.line(f"{run.name}: left out; its training noise, if any, depends on the image")
+        if not runs:
+            raise StudyError(
+                f"{self.folders[0]} has no run that was trained with noise that can be certified, euclidean-noise or "
+                "reference-noise; train one, or give --sigma and --radius"
+            )
+        options = (self.test_images, self.data_dir, self.device, self.batch_size, self.precision)
+        certification.certify_runs(runs, console, wanted, *options)
+
+    def _smoothings(self, run: Run, alone: bool) -> list[certification.Smoothing]:
+        trained = certification.noise_of(run.config.regularizer)
+        if trained is None and not self.sigma:
+            if alone:
+                raise StudyError(
+                    f"{run.folder} was trained with {run.config.regularizer}, not with noise that can be certified; give "
+                    "--sigma and --radius (0 for white noise), or train with euclidean-noise or reference-noise"
+                )
+            return []
+        eta, radius, mass = trained or (0.0, 0, 0.0)
+        radius = radius if self.radius is None else self.radius
+        mass = mass if self.mass is None else self.mass
+        if mass and not radius:
+            raise StudyError(f"mass belongs to Wasserstein noise; got mass={mass:g} with radius 0; give --radius too")
+        counts = (self.samples, self.select, self.alpha)
+        return [certification.Smoothing(sigma, radius, mass, *counts) for sigma in self.sigma or (eta,)]
 
 
 @dataclass(frozen=True)
 class Sweep(StudyCommand):
-    """Searches eta, radius and mass on the validation split, as the paper does, with as many workers as there are.
+    """Search eta, radius and mass on the validation split, as the paper does, with as many workers as there are.
 
     wassersmooth sweep --preset cifar10-quick --etas 0.1 0.3 1 --radii 2 4 8
 
     wassersmooth sweep --preset cifar10-quick --storage shared/sweep.journal: the same on every machine.
 
-    A point is never computed twice; a dead worker's point is taken up again; the same command goes on where it stopped.
+    A point is never computed twice; a dead worker's point is computed by another; the same command continues where it stopped.
     The choice: the lowest robust error (I-FGSM-20, 8/255, pixel units) among the points whose clean error is at most one
-    point above the best. Test images are never looked at. Writes sweep.json and heatmap-KIND.png into the study's folder.
-    What is searched is --regularizer with the grid; --regularizers is refused, and what a preset has of it is left aside.
+    point above the best; a network that gives all images one label is never chosen. Test images are never used. Writes
+    sweep.json and heatmap-KIND.png into the study's folder.
+    The search is over --regularizer with the grid; --regularizers is refused, and that of a preset is ignored.
     """
 
     grid: Grid = dataclasses.field(default_factory=Grid)
@@ -243,12 +370,12 @@ class Sweep(StudyCommand):
                 f"{' '.join(self.regularizers)}; leave that out, or give it to train"
             )
         with world(self.machine.device) as here:
-            sweep(self, self.grid, self.name, self.folder, here, Screen(quiet=not here.is_first))
+            sweep(self, self.grid, self.name, self.folder, here, Console(quiet=not here.is_first))
 
 
 @dataclass(frozen=True)
-class Report:
-    """Writes report.html, tables.md and tables.tex from the run folders of a study. Never trains.
+class WriteReport:
+    """Write report.html, tables.md and tables.tex from the run folders of a study, without training.
 
     wassersmooth report runs/digits
     """
@@ -261,37 +388,36 @@ class Report:
         if (self.folder / "config.json").is_file():
             raise StudyError(f"report needs the folder of a study; got {self.folder}, a run; give {self.folder.parent}")
         for run in runs:
-            if own_models.trained_elsewhere(run):
+            if external_models.trained_elsewhere(run):
                 raise StudyError(
                     f"report compares the runs of a study; got {run.folder}, a model that was trained elsewhere; its page is "
-                    f"{run.folder / 'report.md'}, which evaluate writes"
+                    f"{run.folder / 'report.html'}, which evaluate writes"
                 )
             if (run.folder / EVALUATIONS["test"]).exists():
-                run.evaluation()  # a damaged one is refused: a report would take it for one that was never made
-        screen = Screen()
-        screen.line(f"report: {write_report(self.folder, screen.line)}")
+                run.evaluation()  # refuses a damaged one, which a report would take for a missing one
+        console = Console()
+        console.line(f"report: {write_report(self.folder, console.line)}")
 
 
 @dataclass(frozen=True)
 class Doctor(StudyCommand):
-    """Says, before hours of training, what will not work with this model, these data and this machine, and why.
+    """Find out, before hours of training, what will not work with this model, these data and this machine, and why.
 
     wassersmooth doctor --preset cifar10-quick --model timm:resnet18 --engine forward_mode
     """
 
     def __call__(self) -> None:
         with world(self.machine.device) as here:
-            doctoring.doctor(self, here, Screen(quiet=not here.is_first))
+            doctor_command.doctor(self, here, Console(quiet=not here.is_first))
 
 
 COMMANDS = {
     "reproduce": Reproduce,
     "train": Train,
     "evaluate": Evaluate,
+    "certify": Certify,
     "sweep": Sweep,
-    "report": Report,
-    "publish": Publish,
-    "frontier": Frontier,
+    "report": WriteReport,
     "bench": Bench,
     "doctor": Doctor,
 }

@@ -1,6 +1,6 @@
-"""Configuration as data: frozen values that come from a preset, a file and the command line, and are stored with every run.
+"""Configuration as data: frozen values from a preset, a file and the command line, stored with every run.
 
-Field names are unique across the groups, so that a TOML file, a flag and an entry of ``config.json`` are called the same.
+Field names are unique across the groups, so that a TOML key, a flag and an entry of ``config.json`` have the same name.
 The docstring under a field is its help text.
 """
 
@@ -14,34 +14,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from wassersmooth.robustness.suites import AUTOATTACK_IMAGES
+from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, SuiteName
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.stored_json import number, object_with, shown, text, whole
 
-MOST_THREADS = 1024  # more than machines have cores: the system refuses so many in the middle of the work
+LARGEST_IMAGE = 10_000  # pixels on a side
+MOST_THREADS = 1024  # the system would refuse more, in the middle of the work
 
 
 @dataclass(frozen=True)
 class Data:
-    """Images in [0, 1]. Splits and subsets are chosen by content (SHA-256 of a record with the split seed)."""
+    """The images, in [0, 1]. Splits and subsets are chosen by content (SHA-256 of the split seed and the record)."""
 
     dataset: str = "digits"
-    """digits, mnist, fashion-mnist, cifar10, cifar100, a folder of images (train/CLASS/*.png), or a file.npz."""
+    """digits, mnist, fashion-mnist, cifar10, cifar100, a folder of images (train/CLASS/*.png), or a file.npz. Files of
+    mnist to cifar100 are compared with the published ones; unofficial-cifar10 and so on are other files in that layout."""
     data_dir: Path | None = None
-    """Where the files of the data set are. Without it: ./data, then the user's cache, then a download into that. A folder of
-    images or a .npz that is not at its own path is looked for there too."""
+    """Where the files of the data set are. Without it: ./data, then the user's cache, then a download into the cache. A folder
+    of images or a .npz that is not at its path is looked for there too."""
     download: bool = True
     """Whether missing files may be downloaded; the official hash is checked."""
     validation: float = 0.1
-    """The part of the training images that is held out for early stopping and for choosing eta."""
+    """The fraction of the training images that is held out for early stopping and for choosing eta."""
     train_images: int | None = None
-    """Trains on that many of the training images instead of all."""
+    """How many of the training images to train on; without it all."""
     split_seed: int = 0
-    """Decides the validation split and the subsets; the same for all seeds of a study."""
+    """Seed of the validation split and the subsets; the same for all runs of a study."""
     augment: bool = False
-    """Random crops (4 pixels of zero padding) and horizontal flips, made on the device. The paper uses none."""
+    """Random crops (4 pixels of zero padding) and horizontal flips. The paper uses none."""
     image_size: int | None = None
-    """Side in pixels that the images of a folder are scaled and cropped to; without it they must agree by themselves."""
+    """Side in pixels to which the images of a folder are scaled and cropped; without it all must have the same size."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,10 @@ class Model:
     model: str = "small"
     """small, resnet20, timm:NAME, or module:factory, called as factory(channels=..., classes=...)."""
     activation: Literal["softplus", "relu", "gelu"] = "softplus"
-    """Of small and resnet20. Penalties differentiate twice, which suits smooth activations."""
+    """The activation of small and resnet20. Penalties differentiate twice, which suits smooth activations."""
     normalize: bool = True
-    """Puts the normalization of the training images around the network, as a part of it. Without it, the network takes images
-    in [0, 1] as they are."""
+    """Normalize images inside the model, by mean and standard deviation of the training images. Without it, the network takes
+    images in [0, 1] as they are."""
 
 
 @dataclass(frozen=True)
@@ -64,30 +67,30 @@ class Training:
     epochs: int = 20
     """Passes over the training images."""
     batch_size: int = 64
-    """Images in a step, over all processes."""
+    """Images per step, over all processes."""
     learning_rate: float = 0.05
-    """At the start."""
+    """Initial learning rate."""
     milestones: tuple[int, ...] = ()
     """Epochs after which the learning rate is divided by 10."""
     momentum: float = 0.9
-    """Of SGD."""
+    """The momentum of SGD."""
     weight_decay: float = 1e-4
-    """Of SGD, on all parameters."""
+    """The weight decay of SGD, on all parameters."""
     eta_ramp: int = 0
-    """Lets eta grow linearly over that many epochs; 0 is full strength from the start."""
+    """Epochs over which eta grows linearly; 0 is full strength from the start."""
     patience: int | None = None
-    """Stops after that many epochs without a better validation error, and keeps the best weights. Both begin when eta_ramp is
-    over: the epochs before it have a smaller eta."""
+    """Stop after that many epochs without a better validation error, and keep the best weights. Both count from the end of
+    eta_ramp, since earlier epochs have a smaller eta."""
     patience_on: Literal["clean", "robust"] = "clean"
-    """Which validation error patience looks at: of clean images, or of the first 500 under I-FGSM-10 at 8/255. Robustness may
-    get worse long before clean error does; with a patience of all epochs, the best epoch is kept and none is left out."""
+    """Which validation error patience uses: of clean images, or of the first 500 under I-FGSM-10 at 8/255. Robustness may get
+    worse long before clean error does. With a patience of all epochs, every epoch is trained and the best is kept."""
     engine: Literal["double_backward", "forward_mode", "finite_difference"] = "double_backward"
-    """How a gradient penalty is differentiated by the eager step; the fast step has a way of its own, exact too."""
+    """How the eager step differentiates a gradient penalty; the fast step has its own engine, also exact."""
     checkpoint_every: int = 1
     """Epochs between checkpoints; a killed run repeats at most that many."""
 
     def remarks(self) -> list[str]:
-        """What is allowed, and may not be meant; a line each."""
+        """Warnings about settings that are valid but probably not intended, one line each."""
         late = [str(milestone) for milestone in self.milestones if milestone >= self.epochs]
         falls = "falls less often" if len(late) < len(self.milestones) else "never falls"
         never = f"--milestones {' '.join(late)}: never reached in {self.epochs} epochs, and the learning rate {falls}"
@@ -97,34 +100,33 @@ class Training:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how it runs. Apart from precision, nothing here is meant to change a result."""
+    """Where and how it runs. Apart from precision, nothing here changes a result beyond rounding."""
 
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1."""
     threads: int | None = None
     """Threads of torch on the CPU; without it torch decides."""
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
-    """Of convolutions and matrix products on CUDA; the operator L(x) always keeps float32."""
+    """The precision of convolutions and matrix products on CUDA; the operator L(x) always keeps float32."""
     compile: bool | None = None
-    """Traces the step and runs it through torch.compile; without it: on CUDA yes, on a CPU no. Where that fails, the eager
-    step takes over with a warning that names the reason."""
+    """Trace the step and run it through torch.compile; by default on CUDA only. If that fails, the eager step takes over with
+    a warning that says why."""
     cuda_graph: bool | None = None
-    """Captures the step in a CUDA graph; without it: yes. On a CPU it means nothing."""
+    """Capture the step in a CUDA graph; by default yes. No effect on a CPU."""
     parallel: int = 1
-    """Runs trained at a time on one GPU, a stream each. Small networks do not fill a GPU alone."""
+    """Runs trained at the same time on one GPU, each on its own stream. A small network alone does not fill a GPU."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How the trained networks are measured, on test images."""
+    """How the trained networks are evaluated, on test images."""
 
-    suite: Literal["quick", "paper", "publication", "standard", "frontier", "full"] = "paper"
-    """quick, paper (its two tables in both epsilon units), publication (with AutoAttack at 8/255 and 2/255), standard,
-    frontier (what a frontier compares), full (with AutoAttack and corruptions)."""
+    suite: SuiteName = "paper"
+    """quick, paper (its two tables in both epsilon units), standard, full (with AutoAttack and corruptions)."""
     test_images: int | None = None
-    """Measures on that many of the test images instead of all."""
+    """How many of the test images to use; without it all."""
     autoattack_images: int = AUTOATTACK_IMAGES
-    """AutoAttack, which is slow, is run on at most that many of them."""
+    """AutoAttack, which is slow, uses at most that many of them."""
 
 
 @dataclass(frozen=True)
@@ -139,16 +141,16 @@ class Study:
     regularizers: tuple[str, ...] = ("none",)
     """Each as KIND:eta=...,radius=...,mass=..., such as none wasserstein:eta=0.3,radius=2 pgd7:eta=8/255. Kinds: none;
     penalties euclidean, wasserstein, uniform, dual-norm, euclidean-length, wasserstein-length, dual-length, tikhonov,
-    tikhonov-curvature, tikhonov-euclidean; euclidean-noise, wasserstein-noise;
+    tikhonov-curvature, tikhonov-euclidean; euclidean-noise, wasserstein-noise, reference-noise;
     attacks adversarial (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and PENALTY+ATTACK:eta=...,epsilon=..."""
     seeds: tuple[int, ...] = (0,)
-    """One run for each; they decide the initial weights and the order of the images."""
+    """One run for each; a seed decides the initial weights and the order of the images."""
 
     def __post_init__(self) -> None:
         _check(self)
 
     def runs(self, preset: str) -> list[RunConfig]:
-        """One configuration for each run, seed by seed, so that a study cut short has whole comparisons."""
+        """One configuration for each run, seed by seed, so that an interrupted study has complete comparisons."""
         points = [Regularizer.parse(text) for text in self.regularizers]
         groups = (self.data, self.model, self.training, self.machine, self.evaluation)
         return [RunConfig(*groups, regularizer=point, seed=seed, preset=preset) for seed in self.seeds for point in points]
@@ -169,37 +171,56 @@ class RunConfig:
 
     @property
     def name(self) -> str:
-        """Of the run's folder."""
+        """The name of the run's folder."""
         return f"{self.regularizer.slug}-seed{self.seed}"
 
     def to_flat(self) -> dict[str, Any]:
-        """What ``config.json`` holds."""
+        """The contents of ``config.json``."""
         point = {"regularizer": self.regularizer.kind, "eta": self.regularizer.eta}
         point |= {"radius": self.regularizer.radius, "mass": self.regularizer.mass}
         point |= {"epsilon": self.regularizer.epsilon} if self.regularizer.epsilon else {}
         flat = {"preset": self.preset, **point, "seed": self.seed, **flatten(self)}
-        if self.model.normalize:  # as in runs of earlier versions, which had no choice
+        if self.model.normalize:  # runs of earlier versions have no such entry
             del flat["normalize"]
         return {key: _plain(value) for key, value in flat.items()}
 
     @classmethod
     def from_flat(cls, stored: Mapping[str, Any], where: str) -> RunConfig:
-        """The inverse of :meth:`to_flat`; ``where`` is named when the stored values make no sense."""
+        """The inverse of :meth:`to_flat`; errors about the stored values name ``where``."""
         values = dict(stored)
+        if str(values.get("suite")) in FORMER_SUITES:
+            values["suite"] = FORMER_SUITES[values["suite"]]
+        if wrong := OF_A_RUN(values):
+            raise StudyError(f"{where} is not the configuration of a run: {wrong}")
         try:
             eta, radius, mass = (values.pop(key) for key in ("eta", "radius", "mass"))
             point = Regularizer(values.pop("regularizer"), eta, radius, mass, values.pop("epsilon", 0.0))
             seed, preset = values.pop("seed"), values.pop("preset")
         except StudyError as error:  # such as a kind of a later version
             raise StudyError(f"{where}: {error}") from None
-        except (KeyError, TypeError) as error:
-            raise StudyError(f"{where} is not the configuration of a run: {error}; it was written by something else") from None
-        study = with_values(Study(), values, where)
+        try:
+            study = with_values(Study(), values, where)
+        except StudyError as error:
+            raise StudyError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
         groups = (study.data, study.model, study.training, study.machine, study.evaluation)
         return cls(*groups, regularizer=point, seed=seed, preset=preset)
 
 
-# Fields that may change between the first and a later session of a run: they do not decide the weights.
+# What config.json has beside the fields of the groups.
+OF_A_RUN = object_with(
+    {
+        "regularizer": text,
+        "eta": number(0),
+        "radius": whole(0, 10**6),
+        "mass": number(0),
+        "seed": whole(0, 2**32 - 1),
+        "preset": text,
+    },
+    {"epsilon": number(0)},
+)
+# Suites that belong to experiments now, and what runs of earlier versions that name them are evaluated with instead.
+FORMER_SUITES: dict[object, SuiteName] = {"publication": "paper", "frontier": "standard"}
+# Fields that may change when a run is resumed, since they do not affect the weights.
 FREE_TO_CHANGE = frozenset(
     {"preset", "data_dir", "download", "device", "threads", "compile", "cuda_graph", "parallel", "suite", "test_images"}
     | {"checkpoint_every", "autoattack_images"}
@@ -209,18 +230,20 @@ AnyStudy = TypeVar("AnyStudy", bound=Study)
 
 
 def flatten(config: Study | RunConfig) -> dict[str, Any]:
-    """Every field of the groups under its own name."""
+    """All fields of all groups, by name."""
     groups = [getattr(config, name) for name in ("data", "model", "training", "machine", "evaluation")]
     return {item.name: getattr(group, item.name) for group in groups for item in dataclasses.fields(group)}
 
 
 def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnyStudy:
-    """The study with some fields replaced; unknown names and values of the wrong type are refused, naming ``where``."""
+    """The study with some fields replaced; errors about unknown names and wrong types name ``where``."""
     replaced: dict[str, Any] = {}
     left = dict(values)
-    searched = left.pop("sweep", {})  # a table of its own: the grid, which only a sweep has
+    searched = left.pop("sweep", {})  # the TOML table of the grid, which only a sweep has
     if not isinstance(searched, Mapping):
-        raise StudyError(f"{where}: sweep must be a table; got {searched!r}; write [sweep], and below it the flags of a grid")
+        raise StudyError(
+            f"{where}: sweep must be a table; got {shown(searched)}; write [sweep], and below it the flags of a grid"
+        )
     if (grid := getattr(study, "grid", None)) is not None:
         if unknown := sorted(set(searched) - {item.name for item in dataclasses.fields(grid)}):
             raise StudyError(f"{where}: unknown {', '.join(map(repr, unknown))} in [sweep]; known are the flags of a grid")
@@ -243,8 +266,10 @@ def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnySt
 
 
 def _converted(group: type, name: str, value: Any, where: str) -> Any:
-    """A value from TOML or JSON in the type of its field."""
+    """A value from TOML or JSON, converted to the type of its field."""
     hint = typing.get_type_hints(group)[name]
+    if (isinstance(value, int) and abs(value) >= 2**63) or (isinstance(value, str) and "\0" in value):
+        raise StudyError(f"{where}: {name} is {shown(value)}, which no setting can be; correct it")
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         origin = typing.get_origin(option)
@@ -263,7 +288,7 @@ def _converted(group: type, name: str, value: Any, where: str) -> Any:
         elif type(value) is option:
             return value
     expected = " or ".join(_spelled(option) for option in options)
-    raise StudyError(f"{where}: {name} must be {expected}; got {value!r}")
+    raise StudyError(f"{where}: {name} must be {expected}; got {shown(value)}")
 
 
 def _spelled(option: Any) -> str:
@@ -275,23 +300,24 @@ def _spelled(option: Any) -> str:
 
 
 def _check(study: Study) -> None:
-    """What types cannot say."""
+    """Check the values beyond their types."""
     flat = flatten(study)
     for name in ("epochs", "batch_size", "checkpoint_every", "parallel", "autoattack_images"):
         _require(flat[name] >= 1, name, "at least 1", flat[name])
     for name in ("threads", "patience", "train_images", "test_images", "image_size"):
         _require(flat[name] is None or flat[name] >= 1, name, "at least 1, or left out", flat[name])
+    _require((flat["image_size"] or 1) <= LARGEST_IMAGE, "image_size", f"at most {LARGEST_IMAGE}", flat["image_size"])
     _require((flat["threads"] or 0) <= MOST_THREADS, "threads", f"at most {MOST_THREADS}, or left out", flat["threads"])
     _require(0 < flat["learning_rate"] < float("inf"), "learning_rate", "a positive number", flat["learning_rate"])
     _require(0 <= flat["momentum"] < 1, "momentum", "from 0 to below 1", flat["momentum"])
     _require(0 <= flat["weight_decay"] < float("inf"), "weight_decay", "a number of at least 0", flat["weight_decay"])
-    _require(0 <= flat["validation"] <= 0.9, "validation", "a part from 0 to 0.9", flat["validation"])
+    _require(0 <= flat["validation"] <= 0.9, "validation", "a fraction from 0 to 0.9", flat["validation"])
     _require(flat["eta_ramp"] >= 0, "eta_ramp", "at least 0", flat["eta_ramp"])
     milestones = flat["milestones"]
     rising = all(m >= 1 for m in milestones) and sorted(set(milestones)) == list(milestones)
     _require(rising, "milestones", "rising epochs from 1 on, or nothing", milestones)
     if study.training.patience is not None and not study.data.validation:
-        raise StudyError("patience needs a validation split; got validation=0; choose a part such as --validation 0.1")
+        raise StudyError("patience needs a validation split; got validation=0; choose a fraction such as --validation 0.1")
     _require(len(study.seeds) > 0 and len(set(study.seeds)) == len(study.seeds), "seeds", "one or more, each once", study.seeds)
     _require(all(0 <= seed < 2**32 for seed in study.seeds), "seeds", "whole numbers from 0 to 2^32 - 1", study.seeds)
     points = [Regularizer.parse(text) for text in study.regularizers]
@@ -300,11 +326,11 @@ def _check(study: Study) -> None:
 
 def _require(condition: bool, name: str, expected: str, received: object) -> None:
     if not condition:
-        raise StudyError(f"{name} must be {expected}; got {received!r}")
+        raise StudyError(f"{name} must be {expected}; got {shown(received)}")
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """The value as JSON represents it."""
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value

@@ -14,16 +14,18 @@ from torch import Tensor
 
 from wassersmooth import _checks
 from wassersmooth.study import data_formats as formats
+from wassersmooth.study import durable
 from wassersmooth.study.config import Data
-from wassersmooth.study.downloads import SOURCES, files_of
+from wassersmooth.study.downloads import SOURCES, UNOFFICIAL, files_of
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.records import Records, checked, joined
 
-NAMES = ("digits", *SOURCES)
-TEST_PART = 0.2  # of data sets that come without test images
+OFFICIAL = ("digits", *SOURCES)
+NAMES = (*OFFICIAL, *(f"{UNOFFICIAL}{name}" for name in SOURCES))
+TEST_PART = 0.2  # held out for tests in data sets without test images
 CROP_PADDING = 4
 MOST_MISSING = 5  # classes named in a remark
-NEARLY_BLACK = 25  # of 255: whole data sets that are darker were hardly meant as bytes; masks have 1, 4-bit images 15 or 16
+NEARLY_BLACK = 25  # of 255: a darker data set was probably not meant as bytes; masks have 1, 4-bit images 15 or 16
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Everything a run needs to know about its data.
+    """The data of a run.
 
     Arguments:
         train, validation, test: disjoint parts; validation may be empty.
-        classes: how many.
-        fingerprint: of the training and validation records, to recognize them when a run is resumed.
-        content: the same in the order of their hashes: whoever has these images has it, whatever the order of the files.
-        remarks: what is allowed, and may not be meant; a line each.
+        classes: their number.
+        fingerprint: hash of the training and validation records, to recognize them when a run is resumed.
+        content: the same hash of the sorted records, which does not depend on the order of the files.
+        remarks: warnings about data that are valid but probably not intended, one line each.
+        class_names: of a folder of images, whose classes are folders; else empty.
     """
 
     train: Part
@@ -59,6 +62,7 @@ class Dataset:
     fingerprint: str
     content: str = ""
     remarks: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     @property
     def channels(self) -> int:
@@ -70,7 +74,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of an image: channels, height, width."""
+        """The shape of an image: channels, height, width."""
         return (self.channels, *self.size)
 
     def to(self, device: torch.device) -> Dataset:
@@ -78,7 +82,7 @@ class Dataset:
         return dataclasses.replace(self, train=train, validation=validation, test=test)
 
     def normalization(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of each channel over the training images; a constant channel gets 1."""
+        """Mean and standard deviation of each channel over the training images; the latter is 1 for a constant channel."""
         values = self.train.images.double()
         mean, std = values.mean((0, 2, 3)), values.std((0, 2, 3), correction=0)
         return mean.tolist(), torch.where(std > 0, std, torch.ones_like(std)).tolist()
@@ -88,8 +92,8 @@ def load(config: Data, test_images: int | None = None, trained_elsewhere: bool =
     """The data set of a configuration, on the CPU.
 
     Arguments:
-        test_images: at most that many, chosen by content.
-        trained_elsewhere: for a model that is measured alone: where no images are set apart for tests, all of them are.
+        test_images: how many test images to use, chosen by content.
+        trained_elsewhere: for a model that was not trained here: if there are no test images, all images are used for tests.
     """
     train, test, classes = _records(config)
     _require_one_shape(config.dataset, train, test)
@@ -104,12 +108,13 @@ def load(config: Data, test_images: int | None = None, trained_elsewhere: bool =
     train, validation = train.split(round(config.validation * len(train)), config.split_seed)
     content = joined([validation, train]).fingerprint()
     if not len(train) or not len(test):
-        raise StudyError(f"{config.dataset}: {len(train)} training and {len(test)} test images are left; use more images")
-    return Dataset(_part(train), _part(validation), _part(test), classes, fingerprint, content, remarks)
+        raise StudyError(f"{config.dataset}: only {len(train)} training and {len(test)} test images are left; use more images")
+    names = () if config.dataset in NAMES or config.dataset.endswith(".npz") else _class_names(_user_path(config))
+    return Dataset(_part(train), _part(validation), _part(test), classes, fingerprint, content, remarks, names)
 
 
 def batches(part: Part, batch_size: int, augment: bool, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch in random order. All random numbers are drawn at its start, on the CPU, so that devices agree."""
+    """One epoch in random order. All random numbers are drawn at its start on the CPU, so that all devices agree."""
     device = part.images.device
     order = torch.randperm(len(part), generator=generator).to(device)
     moves = torch.randint(0, 2 * CROP_PADDING + 1, (len(part), 2), generator=generator).to(device) if augment else None
@@ -122,7 +127,7 @@ def batches(part: Part, batch_size: int, augment: bool, generator: torch.Generat
 
 
 def crop_and_flip(images: Tensor, moves: Tensor, flips: Tensor) -> Tensor:
-    """Each image moved by ``moves - 4`` pixels over a black border and mirrored where asked for.
+    """The images, shifted by ``moves - 4`` pixels with a black border, and mirrored where ``flips`` is true.
 
     # shape: (B, C, H, W), (B, 2) integers from 0 to 8, (B,) bool
     """
@@ -136,8 +141,10 @@ def crop_and_flip(images: Tensor, moves: Tensor, flips: Tensor) -> Tensor:
 
 
 def _remarks(name: str, train: Records, test: Records | None, classes: int, trained_elsewhere: bool) -> tuple[str, ...]:
-    """What the user's own data may lack: test images, images of a class, or light."""
+    """Warnings about user data without test images, without images of some class, or nearly black."""
     found = []
+    if name.startswith(UNOFFICIAL):
+        found.append(f"{name}: these files were not compared with the published {name.removeprefix(UNOFFICIAL)}")
     if test is None and name not in NAMES:
         kept = f"{TEST_PART:.0%} of its images are kept for that and not trained on"
         found.append(
@@ -148,7 +155,7 @@ def _remarks(name: str, train: Records, test: Records | None, classes: int, trai
         listed = ", ".join(map(str, missing[:MOST_MISSING])) + ", ..." * (len(missing) > MOST_MISSING)
         found.append(
             f"{name} has {classes} classes, 0 to {classes - 1}, and no training image of {listed}; number the classes from 0 "
-            "without gaps if that is not meant"
+            "without gaps if that is not intended"
         )
     parts = {"images": train} if test is None else {"training images": train, "test images": test}
     brightest = {part: records.images.max() for part, records in parts.items() if records.images.dtype == np.uint8}
@@ -156,7 +163,7 @@ def _remarks(name: str, train: Records, test: Records | None, classes: int, trai
         listed = " and ".join(f"{level} in its {part}" for part, level in dark.items())
         found.append(
             f"{name} holds bytes, whose white is 255, and the brightest pixel is {listed}: nearly black; scale them to 255, or "
-            "divide them by their white and store floats, if that is not meant"
+            "divide them by their white and store floats, if that is not intended"
         )
     return tuple(found)
 
@@ -168,16 +175,17 @@ def _records(config: Data) -> tuple[Records, Records | None, int]:
         raise StudyError(f"--image-size is for a folder of images; got {config.image_size} with {name}; leave it out")
     if name == "digits":
         return _digits()
-    if name in ("mnist", "fashion-mnist"):
+    layout = name.removeprefix(UNOFFICIAL)
+    if layout in ("mnist", "fashion-mnist"):
         return _mnist(config)
-    if name in ("cifar10", "cifar100"):
+    if layout in ("cifar10", "cifar100"):
         return _cifar(config)
-    path = _own_path(config)
+    path = _user_path(config)
     return formats.read_npz(path) if path.suffix == ".npz" else _folder(path, config.image_size)
 
 
 def _require_one_shape(name: str, train: Records, test: Records | None) -> None:
-    """A network that takes any size would be measured on images of another one, and any other fail after its training."""
+    """Refuse test images of another shape: a network would be tested on another size, or fail after its training."""
     if test is None or train.images.shape[1:] == test.images.shape[1:]:
         return
     remedy = "store both alike" if name in NAMES or name.endswith(".npz") else "scale them alike with --image-size"
@@ -187,27 +195,27 @@ def _require_one_shape(name: str, train: Records, test: Records | None) -> None:
     )
 
 
-def _own_path(config: Data) -> Path:
-    """A .npz or a folder of images at its path, or in data_dir: own data can be moved as any others."""
+def _user_path(config: Data) -> Path:
+    """The path of a .npz or a folder of images, at its place or in data_dir."""
     name, folder = config.dataset, config.data_dir
     moved = [] if folder is None else [folder / name, folder / Path(name).name]
     for path in (Path(name), *moved):
-        if path.is_file() if path.suffix == ".npz" else path.is_dir():
+        if durable.exists(path) and (path.is_file() if path.suffix == ".npz" else path.is_dir()):
             return path
     where = "" if folder is None else f", nor in --data-dir {folder}"
-    remedy = "check --dataset, or say with --data-dir in which folder it is now"
+    remedy = "check --dataset, or give the folder that holds it with --data-dir"
     if Path(name).suffix == ".npz":
         raise StudyError(f"{name} does not exist{where}; expected a .npz with images and labels; {remedy}")
-    known = f"dataset must be one of {', '.join(NAMES)}, a folder of images or a file.npz"
+    known = f"dataset must be one of {', '.join(OFFICIAL)}, a folder of images or a file.npz"
     raise StudyError(f"{known}; got {name!r}, and no such folder is there{where}; {remedy}")
 
 
 def _digits() -> tuple[Records, Records | None, int]:
-    """The digits inside scikit-learn: 1,797 of 8x8 pixels with 17 levels, enlarged to 16x16 and 8 bits."""
+    """The digits that come with scikit-learn: 1,797 images of 8x8 pixels with 17 levels, enlarged to 16x16 and 8 bits."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise _checks.extra("scikit-learn", "data", "the data set digits") from None
+        raise _checks.extra("scikit-learn", "study", "the data set digits") from None
     found = load_digits()
     small = torch.as_tensor(found.images, dtype=torch.float32)[:, None] / 16
     large = F.interpolate(small, size=(16, 16), mode="bilinear", align_corners=False)  # exact: all weights are sixteenths
@@ -231,7 +239,7 @@ def _mnist(config: Data) -> tuple[Records, Records, int]:
 
 def _cifar(config: Data) -> tuple[Records, Records, int]:
     source, paths = files_of(config.dataset, config.data_dir, config.download)
-    ten = config.dataset == "cifar10"
+    ten = config.dataset.removeprefix(UNOFFICIAL) == "cifar10"
     binary = source.files[0].endswith(".bin")
     classes = 10 if ten else 100
     parts = {}
@@ -240,7 +248,7 @@ def _cifar(config: Data) -> tuple[Records, Records, int]:
         read = formats.read_cifar_binary(path, label_bytes) if binary else formats.read_cifar_python(path, label_key)
         parts[path.name] = checked(read, classes, str(path))
     if ten:
-        formats.joined_batches(parts)  # the test batch has the size of the others
+        formats.joined_batches(parts)  # checks that the test batch has the size of the others
     train, test = joined(list(parts.values())[:-1]), list(parts.values())[-1]
     if len(train) != 5 * len(test):
         raise StudyError(
@@ -250,22 +258,29 @@ def _cifar(config: Data) -> tuple[Records, Records, int]:
 
 
 def _folder(path: Path, image_size: int | None) -> tuple[Records, Records | None, int]:
-    train = path / "train" if (path / "train").is_dir() else path
+    train, names = _training_folder(path), _class_names(path)
     test = next((path / name for name in ("test", "val") if train != path and (path / name).is_dir()), None)
-    names = formats.class_folders(train)
     if len(names) < 2:
-        raise StudyError(f"{train}: expected a folder for each of at least 2 classes; got {names}")
+        raise StudyError(f"{train}: expected a folder for each of at least 2 classes; got {list(names)}")
     learned = formats.read_image_folder(train, names, image_size)
     if test is None:
         return learned, None, len(names)
     if unknown := sorted(set(formats.class_folders(test)) - set(names)):
         raise StudyError(
-            f"{test}: has classes that {train} has not, such as {unknown[0]}; expected the same names; rename them"
+            f"{test}: has classes that {train} does not have, such as {unknown[0]}; expected the same names; rename them"
         )
     held_out = formats.read_image_folder(test, names, image_size)
     most = max(records.images.shape[1] for records in (learned, held_out))
     learned, held_out = (Records(formats.in_channels(r.images, most), r.labels) for r in (learned, held_out))
     return learned, held_out, len(names)
+
+
+def _training_folder(path: Path) -> Path:
+    return path / "train" if (path / "train").is_dir() else path
+
+
+def _class_names(path: Path) -> tuple[str, ...]:
+    return tuple(formats.class_folders(_training_folder(path)))
 
 
 def _part(records: Records) -> Part:

@@ -1,6 +1,6 @@
 """Readers of the official file formats: IDX (MNIST), CIFAR's binary and python layouts, .npz, and folders of images.
 
-Each takes a path and returns records, or raises one clear line that names the file.
+Each takes a path and returns records, or raises a one-line error that names the file.
 """
 
 from __future__ import annotations
@@ -12,34 +12,45 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy_format
 
 from wassersmooth import _checks
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.records import Array, Records, checked, joined
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".pgm", ".ppm"}
-BROKEN_IMAGE = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error)  # what Pillow raises while it decodes one
-CHANNELS = (1, 3, 4)  # of ordinary pictures: what tells the channels of an array from its rows
-MOST_CLASSES = 100_000  # more than any data set of so few images has: larger labels are numbers of something else
+BROKEN_IMAGE = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error)  # raised by Pillow while decoding
+CHANNELS = (1, 3, 4)  # usual numbers of channels, to tell channels from rows
+CHUNK = 2**20  # bytes that are unpacked at a time
+LARGEST_ARRAY = 2**30  # bytes of an unpacked file of MNIST or CIFAR, of which the largest have less than 200 MB
+MOST_DIMENSIONS = 8  # of an IDX file; a header may say up to 255
+ARRAYS = ("images", "labels", "test_images", "test_labels")  # of an .npz; others are not read
+LARGE_ARCHIVE, MOST_COMPRESSED = 2**30, 100  # an .npz that unpacks to more bytes, and to so many times its own, is refused
+MOST_CLASSES = 100_000  # larger labels are not class numbers, unless there are as many images
 
 
 def read_idx(path: Path) -> Array:
     """An IDX file of bytes, plain or gzip: two zeros, type 8, the number of dimensions, their sizes, then the values."""
-    raw = _unzipped(path)
-    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
+    chunks = unzipped_chunks(path, LARGEST_ARRAY)
+    raw = bytearray(next(chunks, b""))
+    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3] or raw[3] > MOST_DIMENSIONS:
         raise StudyError(
             f"{path}: not an IDX file of bytes; got {len(raw)} bytes beginning with {raw[:4].hex()}; fetch it again"
         )
-    sizes = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
-    values = raw[4 + 4 * raw[3] :]
-    if len(values) != math.prod(sizes):
-        raise StudyError(f"{path}: the header promises {math.prod(sizes)} bytes, and {len(values)} follow; fetch it again")
-    return np.frombuffer(values, np.uint8).reshape(sizes)
+    begin = 4 + 4 * raw[3]
+    sizes = struct.unpack(f">{raw[3]}I", raw[4:begin])
+    promised = math.prod(sizes)
+    while len(raw) <= begin + promised and (chunk := next(chunks, b"")):  # no more than one chunk beyond what is promised
+        raw += chunk
+    if len(raw) != begin + promised:
+        follow = f"{len(raw) - begin}" if len(raw) < begin + promised else "more"
+        raise StudyError(f"{path}: the header promises {promised} bytes, and {follow} follow; fetch it again")
+    return np.frombuffer(bytes(raw), np.uint8, offset=begin).reshape(sizes)
 
 
 def read_cifar_binary(path: Path, label_bytes: int) -> Records:
@@ -47,18 +58,18 @@ def read_cifar_binary(path: Path, label_bytes: int) -> Records:
     raw = np.frombuffer(_read(path), np.uint8)
     size = label_bytes + 3072
     if not len(raw) or len(raw) % size:
-        raise StudyError(f"{path}: a whole number of {size}-byte records was expected; got {len(raw)} bytes; fetch it again")
+        raise StudyError(f"{path}: expected a whole number of {size}-byte records; got {len(raw)} bytes; fetch it again")
     rows = raw.reshape(-1, size)
     return Records(rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label_bytes - 1].astype(np.int64))
 
 
 def read_cifar_python(path: Path, label_key: str) -> Records:
-    """The pickled layout, through an unpickler that builds arrays, bytes, text, lists and dictionaries, and nothing else."""
+    """The pickled layout, read by an unpickler that builds only arrays, bytes, text, lists and dictionaries."""
     try:
         content = ArraysOnly(io.BytesIO(_read(path)), encoding="bytes").load()
     except StudyError as error:
         raise StudyError(f"{path}: {error}") from None
-    except Exception as error:  # a broken pickle raises whatever its broken bytes ask for
+    except Exception as error:  # a broken pickle can raise anything
         raise StudyError(f"{path}: not a readable CIFAR batch ({type(error).__name__}: {error}); fetch it again") from None
     found = {_text(key): value for key, value in content.items()} if isinstance(content, dict) else {}
     data, labels = found.get("data"), found.get(label_key)
@@ -70,19 +81,19 @@ def read_cifar_python(path: Path, label_key: str) -> Records:
 
 
 class ArraysOnly(pickle.Unpickler):
-    """Admits numpy arrays of plain numbers and Python's literals; every other class or function is refused."""
+    """Accept numpy arrays of plain numbers and Python literals; refuse every other class and function."""
 
     def find_class(self, module: str, name: str) -> Any:
-        admitted: dict[tuple[str, str], Callable[..., Any]] = {
+        allowed: dict[tuple[str, str], Callable[..., Any]] = {
             ("numpy.core.multiarray", "_reconstruct"): _empty_array,
             ("numpy._core.multiarray", "_reconstruct"): _empty_array,
             ("numpy", "ndarray"): np.ndarray,
             ("numpy", "dtype"): _number_type,
             ("_codecs", "encode"): _latin1,
         }
-        if (module, name) not in admitted:
-            raise StudyError(f"asks for {module}.{name}, which no data set needs; the file is not trusted and was not read")
-        return admitted[module, name]
+        if (module, name) not in allowed:
+            raise StudyError(f"refers to {module}.{name}, which no data set needs; the file is not trusted and was not read")
+        return allowed[module, name]
 
 
 def read_npz(path: Path) -> tuple[Records, Records | None, int]:
@@ -90,14 +101,10 @@ def read_npz(path: Path) -> tuple[Records, Records | None, int]:
 
     # shape: images (n, channels, height, width), or (n, height, width) for gray ones; labels (n,)
     """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zlib.error, zipfile.BadZipFile) as error:
-        raise StudyError(f"{path}: not a readable .npz of plain arrays ({error}); write it with numpy.savez") from None
+    found = _arrays(path)
     if not {"images", "labels"} <= set(found):
         raise StudyError(f"{path}: expected arrays named images and labels (and test_images, test_labels); got {sorted(found)}")
-    if ("test_images" in found) != ("test_labels" in found):  # half a pair is a typo, and must not pass for none
+    if ("test_images" in found) != ("test_labels" in found):  # one without the other is a typo
         raise StudyError(f"{path}: expected test_images and test_labels, both or neither; got {sorted(found)}; rename them")
     classes = _class_count({name: found[name] for name in ("labels", "test_labels") if name in found}, path)
     parts = [
@@ -110,15 +117,53 @@ def read_npz(path: Path) -> tuple[Records, Records | None, int]:
     return parts[0], parts[1] if len(parts) == 2 else None, classes
 
 
-def read_image_folder(folder: Path, names: list[str], image_size: int | None) -> Records:
-    """``folder/CLASS/*.png``; the class of an index is its place in ``names``."""
+def _arrays(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz that a data set has, each checked against its header before memory is allocated for it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            sizes = [members[name].file_size for name in ARRAYS if name in members]
+            stored = path.stat().st_size
+            if sum(sizes) > LARGE_ARCHIVE and sum(sizes) > MOST_COMPRESSED * stored:
+                raise StudyError(
+                    f"{path}: {stored} bytes would unpack to {sum(sizes)}; expected at most {MOST_COMPRESSED} times as many; "
+                    "write so much without compression, with numpy.savez"
+                )
+            return {name: _array(archive, members[name]) if name in ARRAYS else np.empty(0) for name in members}
+    except (OSError, ValueError, EOFError, KeyError, TypeError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        raise StudyError(f"{path}: not a readable .npz of plain arrays ({error}); write it with numpy.savez") from None
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    """One array; ValueError where its header and the bytes that follow do not agree."""
+    with archive.open(info) as file:
+        version = npy_format.read_magic(file)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"{info.filename} has the format {version}")
+        read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        shape, fortran_order, dtype = read_header(file)
+        if dtype.hasobject or dtype.itemsize == 0:
+            raise ValueError(f"{info.filename} holds {dtype}, not plain numbers")
+        promised, stored = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
+        if promised != stored or min(shape, default=0) < 0:
+            raise ValueError(f"the header of {info.filename} promises {promised} bytes, and {stored} are stored")
+        raw = bytearray()
+        while chunk := file.read(CHUNK):
+            raw += chunk
+    if len(raw) != promised:
+        raise ValueError(f"the header of {info.filename} promises {promised} bytes, and {len(raw)} follow")
+    return np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran_order else "C")
+
+
+def read_image_folder(folder: Path, names: Sequence[str], image_size: int | None) -> Records:
+    """The images ``folder/CLASS/*.png``, labeled by the position of CLASS in ``names``."""
     try:
         from PIL import Image, ImageOps
     except ImportError:
-        raise _checks.extra("pillow", "data", "an image folder") from None
+        raise _checks.extra("pillow", "study", "an image folder") from None
     images, labels = [], []
     for label, name in enumerate(names):
-        here = folder / name  # test images need not be of every class
+        here = folder / name  # a test folder need not have every class
         for path in sorted(p for p in (here.iterdir() if here.is_dir() else ()) if p.suffix.lower() in IMAGE_SUFFIXES):
             try:
                 with Image.open(path) as opened:
@@ -137,17 +182,17 @@ def read_image_folder(folder: Path, names: list[str], image_size: int | None) ->
                 )
     if not images:
         raise StudyError(f"{folder}: no images in its class folders; expected {folder}/CLASS/NAME.png")
-    most = max(len(image) for image in images)  # gray images among colored ones become colored
+    most = max(len(image) for image in images)  # gray images are converted if others have color
     return Records(np.stack([in_channels(image, most) for image in images]), np.array(labels, dtype=np.int64))
 
 
 def in_channels(images: Array, channels: int) -> Array:
-    """Gray images, or one, in as many equal channels; colored ones as they are. # shape: (..., C, H, W)"""
+    """Gray images repeated over the channels; color images unchanged. # shape: (..., C, H, W)"""
     return np.repeat(images, channels, axis=-3) if images.shape[-3] < channels else images
 
 
 def _eight_bits(opened: Any) -> Any:
-    """An image of Pillow's in gray or in color; the 16 bits of a gray one are scaled, where Pillow would cut them off."""
+    """A Pillow image as 8-bit gray or RGB; 16-bit gray is scaled, where Pillow would clip it."""
     from PIL import Image
 
     if opened.mode.startswith("I"):
@@ -160,16 +205,16 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def joined_batches(batches: dict[str, Records]) -> Records:
-    """Official batches have one size; another size means that a file was cut at the end of a record."""
+    """All batches as one; different sizes mean that a file was truncated between two records."""
     sizes = {name: len(records) for name, records in batches.items()}
     if len(set(sizes.values())) != 1:
         listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise StudyError(f"the batches should have equally many records; got {listed}; fetch the shorter ones again")
+        raise StudyError(f"the batches should have the same number of records; got {listed}; fetch the shorter ones again")
     return joined(list(batches.values()))
 
 
 def _class_count(labels: dict[str, Array], path: Path) -> int:
-    """One more than the largest label, where all of them are class numbers."""
+    """One more than the largest label; labels that are not class numbers are refused."""
     numbered = "number the classes from 0, as numpy.unique(labels, return_inverse=True)[1] does"
     for name, found in labels.items():
         if found.ndim != 1:
@@ -181,7 +226,7 @@ def _class_count(labels: dict[str, Array], path: Path) -> int:
     images = sum(map(len, labels.values()))
     low = min(int(found.min(initial=0)) for found in labels.values())
     high = max(int(found.max(initial=0)) for found in labels.values())
-    if low < 0 or high >= max(MOST_CLASSES, images):  # the network would have an output for each number up to the largest
+    if low < 0 or high >= max(MOST_CLASSES, images):  # the network would have one output for each number
         got = f"{low}" if low < 0 else f"labels up to {high}"
         raise StudyError(f"{path}: labels must be the numbers of classes, from 0; got {got} in {images} images; {numbered}")
     return high + 1
@@ -202,26 +247,32 @@ def _records_of_arrays(images: Array, labels: Array, path: Path) -> Records:
                 "where white is 255, with images.astype('float32') where it is 1"
             )
         images = images.astype(np.float32)
-        if images.size and 1 < images.max() <= 1 + _checks.ROUNDING:  # a resized white image need not be 1 exactly
+        if images.size and 1 < images.max() <= 1 + _checks.ROUNDING:  # resizing can make white slightly larger than 1
             images = np.minimum(images, np.float32(1))
     return Records(images, labels.astype(np.int64))
 
 
 def _read(path: Path) -> bytes:
+    return b"".join(unzipped_chunks(path, LARGEST_ARRAY))
+
+
+def unzipped_chunks(path: Path, most: int) -> Iterator[bytes]:
+    """The bytes of a file, unpacked where it is gzip, piece by piece; one that unpacks to more than ``most`` is refused."""
+    total = 0
     try:
-        return path.read_bytes()
+        with path.open("rb") as stored:
+            zipped = stored.read(2) == b"\x1f\x8b"
+            stored.seek(0)
+            with gzip.GzipFile(fileobj=stored) if zipped else stored as file:
+                while chunk := file.read(CHUNK):
+                    total += len(chunk)
+                    if total > most:
+                        raise StudyError(f"{path}: unpacks to more than {most} bytes; expected a data set; fetch it again")
+                    yield chunk
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise StudyError(f"{path}: a broken gzip file ({error}); fetch it again") from None
     except OSError as error:
         raise StudyError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
-
-
-def _unzipped(path: Path) -> bytes:
-    raw = _read(path)
-    if raw[:2] != b"\x1f\x8b":
-        return raw
-    try:
-        return gzip.decompress(raw)
-    except (OSError, EOFError, zlib.error) as error:
-        raise StudyError(f"{path}: a broken gzip file ({error}); fetch it again") from None
 
 
 def _text(key: object) -> str:
@@ -229,19 +280,19 @@ def _text(key: object) -> str:
 
 
 def _empty_array(kind: object, shape: object, code: object) -> Array:
-    """What numpy's own function does when a pickle begins an array; the state that follows fills it."""
+    """An empty array, as numpy's own function makes it; the state that follows in the pickle fills it."""
     return np.ndarray.__new__(np.ndarray, (0,), "b")
 
 
 def _number_type(code: object, *flags: object) -> np.dtype[Any]:
     found = np.dtype(_text(code))
     if found.kind not in "biuf":
-        raise StudyError(f"holds an array of {found}; only plain numbers are admitted")
+        raise StudyError(f"holds an array of {found}; only plain numbers are allowed")
     return found
 
 
 def _latin1(text: object, encoding: object = "latin1") -> bytes:
-    """How Python 3 writes bytes into old pickles; no other codec is admitted."""
+    """The encoding of bytes in old pickles by Python 3; no other codec is allowed."""
     if not isinstance(text, str) or _text(encoding) not in {"latin1", "latin-1"}:
-        raise StudyError(f"asks for the codec {encoding!r}; only bytes are admitted")
+        raise StudyError(f"refers to the codec {encoding!r}; only bytes are allowed")
     return text.encode("latin1")

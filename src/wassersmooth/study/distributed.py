@@ -1,6 +1,6 @@
-"""Several processes as one: `torchrun -m wassersmooth train ...`. Each takes its part of every batch; the first one writes.
+"""Training with several processes: `torchrun -m wassersmooth train ...`. Each takes its part of a batch; rank 0 writes.
 
-The losses and weights are those of one process, as long as no layer couples the images of a batch (batch-norm does).
+Losses and weights are those of a single process unless a layer couples the images of a batch, as batch-norm does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wassersmooth.study.errors import StudyError
 
 @dataclass(frozen=True)
 class World:
-    """This process among ``size`` of them."""
+    """This process, one of ``size``."""
 
     device: torch.device
     rank: int = 0
@@ -32,35 +32,35 @@ class World:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def wrapped(self, model: nn.Module) -> nn.Module:
-        """The model to call in a training step: gradients are averaged over the processes."""
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model to call in a training step, whose gradients are averaged over the processes."""
         if self.size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=ids)  # static_graph stays off: it is silently wrong for penalties
 
-    def share(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
-        """This process's part of a batch, and the weight that makes the average over processes the mean over the batch."""
+    def shard(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, float]:
+        """This process's part of a batch, and the weight that makes the mean over processes the mean over the batch."""
         if self.size == 1:
             return images, labels, 1.0
         mine = slice(self.rank, None, self.size)
         return images[mine], labels[mine], len(labels[mine]) * self.size / len(labels)
 
     def mean(self, values: Tensor) -> Tensor:
-        """The average over the processes. # shape: as values"""
+        """The mean over the processes. # shape: as values"""
         if self.size > 1:
             dist.all_reduce(values)
             values = values / self.size
         return values
 
-    def as_first(self, values: Tensor) -> Tensor:
-        """The first process's values, for all of them: what they decide by must be one number. # shape: as values"""
+    def broadcast(self, values: Tensor) -> Tensor:
+        """The values of rank 0, so that all processes decide alike. # shape: as values"""
         if self.size > 1:
             dist.broadcast(values, 0)
         return values
 
-    def from_first(self, content: bytes | None) -> bytes | None:
-        """The first process's bytes, for all of them: only that one needs to see the disk."""
+    def broadcast_bytes(self, content: bytes | None) -> bytes | None:
+        """The bytes of rank 0, the only process that needs to see the disk."""
         if self.size == 1:
             return content
         length = torch.tensor([-1 if content is None else len(content)], device=self.device)
@@ -76,25 +76,25 @@ class World:
 
 @contextmanager
 def world(device: str) -> Iterator[World]:
-    """What torchrun has started this process as; alone without it."""
+    """This process as torchrun started it, or a world of one process without torchrun."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")) if size > 1 else None)
     if size == 1:
         yield World(chosen)
         return
-    # Imported after the group, this module would hold it for good in its default arguments (DDP imports it): the group's
-    # threads would then outlive it, and one that lets go of a tensor while Python shuts down aborts the process.
+    # DDP imports this module. If that happens after the group is made, its default arguments keep the group alive, and a thread
+    # of the group that releases a tensor while Python shuts down aborts the process.
     importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
         yield World(chosen, dist.get_rank(), size)
     finally:
-        gc.collect()  # wrapped models, which hold the group too
+        gc.collect()  # models wrapped in DDP hold the group too
         dist.destroy_process_group()
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:
-    """The device of a name; "auto" is CUDA where there is one. Under torchrun each process has a GPU of its own."""
+    """The device that a name stands for; "auto" is CUDA if available. Under torchrun each process has its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

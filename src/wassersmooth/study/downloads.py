@@ -1,4 +1,4 @@
-"""Where the files of a data set come from: a local folder first, else a download with the official hash into the cache."""
+"""The files of a data set: from a local folder, or downloaded into the cache and checked by their official hash."""
 
 from __future__ import annotations
 
@@ -12,35 +12,39 @@ from pathlib import Path, PurePosixPath
 from wassersmooth import _checks
 from wassersmooth.study import durable
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.published_data import CheckedFiles, first_other, holds_cifar10, md5_of_file
 
-LONGEST_REASON = 200  # characters of somebody else's complaint
+LONGEST_REASON = 200  # characters quoted from another library's error message
 LARGEST_ARCHIVE = 2**30  # bytes unpacked; the official archives hold less than 200 MB
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files of a data set and where they can be had.
+    """The files of a data set and where to download them.
 
     Arguments:
-        files: what must be there, in one folder; a name may also be found with .gz behind it.
-        urls: what to download, with the official MD5 of each.
-        inside: the folder that an archive of these files has.
+        files: names in one folder, each also accepted with .gz.
+        urls: (URL, official MD5) pairs.
+        inside: the folder of these files inside their archive.
+        hashes: MD5 of each file, unpacked; empty where none was published, so that only the archive can be checked.
     """
 
     files: tuple[str, ...]
     urls: tuple[tuple[str, str], ...]
     inside: str = ""
+    hashes: tuple[str, ...] = ()
 
 
-def _idx_source(base: str, hashes: tuple[str, str, str, str]) -> Source:
+def _idx_source(base: str, zipped: tuple[str, ...], unpacked: tuple[str, ...]) -> Source:
     files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-    return Source(files, tuple((f"{base}/{name}.gz", md5) for name, md5 in zip(files, hashes, strict=True)))
+    urls = tuple((f"{base}/{name}.gz", md5) for name, md5 in zip(files, zipped, strict=True))
+    return Source(files, urls, hashes=unpacked)
 
 
 TORONTO = "https://www.cs.toronto.edu/~kriz"
 BATCHES = tuple(f"data_batch_{k}" for k in range(1, 6))
 
-# Several layouts of one data set, the preferred one first. The hashes are those published with the files.
+# The layouts of each data set, the preferred one first. The hashes are published with the files.
 SOURCES: dict[str, tuple[Source, ...]] = {
     "mnist": (
         _idx_source(
@@ -51,16 +55,28 @@ SOURCES: dict[str, tuple[Source, ...]] = {
                 "9fb629c4189551a2d022fa330f9573f3",
                 "ec29112dd5afa0611ce80d1b7f02629c",
             ),
+            (
+                "6bbc9ace898e44ae57da46a324031adb",
+                "a25bea736e30d166cdddb491f175f624",
+                "2646ac647ad5339dbf082846283269ea",
+                "27ae3e4e09519cfbb04c329615203637",
+            ),
         ),
     ),
     "fashion-mnist": (
         _idx_source(
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
             (
                 "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
                 "25c81989df183df01b3e8a0aad5dffbe",
                 "bef4ecab320f06d8554ea6380940ec79",
                 "bb300cfdad3c16e7a12a480ee83cd310",
+            ),
+            (
+                "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+                "9018921c3c673c538a1fc5bad174d6f9",
+                "8181f5470baa50b63fa0f6fddb340f0a",
+                "15d484375f8d13e6eb1aabb0c3f46965",
             ),
         ),
     ),
@@ -69,11 +85,27 @@ SOURCES: dict[str, tuple[Source, ...]] = {
             (*(f"{name}.bin" for name in BATCHES), "test_batch.bin"),
             ((f"{TORONTO}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
             "cifar-10-batches-bin",
+            (
+                "5dd7e06a14cb22eb9f671a540d1b7c25",
+                "5ea93a67294ea407fff1d09f752e9692",
+                "942cd6a4bcdd0dd3c604fbe906cb4421",
+                "ae636b3ba5c66a11e91e8cb52e771fcb",
+                "53f37980c15c3d472c316c40844f3f0d",
+                "803d5f7f4d78ea53de84dbe85f74fb6d",
+            ),
         ),
         Source(
             (*BATCHES, "test_batch"),
             ((f"{TORONTO}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),),
             "cifar-10-batches-py",
+            (
+                "c99cafc152244af753f735de768cd75f",
+                "d4bba439e000b95fd0a9bffe97cbabec",
+                "54ebc095f3ab1f0389bbae665268c751",
+                "634d18415352ddfa80567beed471001a",
+                "482c414d41f54cd18b22e5b47cb7c3cb",
+                "40351d587109b95175f43aff81a1287e",
+            ),
         ),
     ),
     "cifar100": (
@@ -86,13 +118,23 @@ SOURCES: dict[str, tuple[Source, ...]] = {
             ("train", "test"),
             ((f"{TORONTO}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),),
             "cifar-100-python",
+            ("16019d7e3df5f24257cddd939b257f8d", "f0ef6b0ae62326f3e7ffdfab6717acfc"),
         ),
     ),
 }
 
 
+UNOFFICIAL = "unofficial-"  # before the name of a data set: other files in its layout
+
+
 def files_of(name: str, data_dir: Path | None, download: bool) -> tuple[Source, list[Path]]:
-    """The layout that was found, and its files in their order; downloaded where they are missing and may be."""
+    """The layout that was found and its files in order; missing files are downloaded if allowed.
+
+    Files are compared with the published ones. Others in the same layout go under another name, ``unofficial-cifar10``, for
+    which nothing is downloaded or unpacked.
+    """
+    if name.startswith(UNOFFICIAL):
+        return _unofficial_files(name.removeprefix(UNOFFICIAL), data_dir)
     if data_dir is not None and not data_dir.is_dir():
         raise StudyError(f"--data-dir {data_dir}: no such folder; {_hint(name)}")
     cache = _cache()
@@ -110,56 +152,117 @@ def files_of(name: str, data_dir: Path | None, download: bool) -> tuple[Source, 
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpacks a .tar.gz. Refuses the whole archive before anything is written if a path leaves the folder or is a link."""
+    """Unpack a .tar.gz. Refuses the whole archive, before writing anything, if a path leaves the folder or is a link."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive) as opened:
-            members = opened.getmembers()
-            _check_members(archive, members)
+            members = _checked_members(archive, opened)
             for member in members:
                 target = folder / member.name
                 if member.isdir():
                     target.mkdir(parents=True, exist_ok=True)
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
-                aside = durable.aside_of(target)
                 content = opened.extractfile(member)
                 assert content is not None
-                with content, aside.open("wb") as out:
+                with content, durable.replacing(target) as out:
                     shutil.copyfileobj(content, out)
-                aside.replace(target)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise StudyError(f"{archive}: cannot be unpacked ({error}); fetch it again or free some disk space") from None
 
 
-def _check_members(archive: Path, members: list[tarfile.TarInfo]) -> None:
-    for member in members:
+def _checked_members(archive: Path, opened: tarfile.TarFile) -> list[tarfile.TarInfo]:
+    members: list[tarfile.TarInfo] = []
+    size = 0
+    for member in opened:  # one by one: the next header is found by unpacking what lies before it
+        members.append(member)
+        size += member.size
+        if size > LARGEST_ARCHIVE:
+            raise StudyError(f"{archive}: would unpack to {size} bytes, and at most {LARGEST_ARCHIVE} were expected")
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts or "\\" in member.name or ":" in member.name:
             raise StudyError(f"{archive}: holds the path {member.name!r}, which leaves the folder; nothing was unpacked")
         if not (member.isfile() or member.isdir()):
             raise StudyError(f"{archive}: holds {member.name!r}, a link or a device; nothing was unpacked")
-    size = sum(member.size for member in members)
-    if size > LARGEST_ARCHIVE:
-        raise StudyError(f"{archive}: would unpack to {size} bytes, and at most {LARGEST_ARCHIVE} were expected")
+    return members
+
+
+def _unofficial_files(name: str, data_dir: Path | None) -> tuple[Source, list[Path]]:
+    folder = data_dir or Path("data")
+    for source in SOURCES[name]:
+        for place in _places(name, source, folder):
+            if found := _all_present(place, source):
+                return source, found
+    raise StudyError(f"{UNOFFICIAL}{name}: no complete files in the layout of {name} in {folder}; {_hint(name)}")
 
 
 def _local(name: str, source: Source, folder: Path, cache: Path) -> list[Path]:
-    """The files in a folder or the places below it where people keep them; else out of an archive lying there."""
-    for place in _places(name, source, folder):
-        found = [_present(place, file) for file in source.files]
-        if all(found):
-            return [path for path in found if path is not None]
-    archives = [url.rsplit("/", 1)[1] for url, _ in source.urls if source.inside]
-    for place in _places(name, source, folder):
-        for archive in archives:
-            if (place / archive).is_file():
-                target = cache / name if place != cache / name else place
-                unpack(place / archive, target)
-                found = [_present(target / source.inside, file) for file in source.files]
-                if all(found):
-                    return [path for path in found if path is not None]
+    """The files in a folder or its usual subfolders, or unpacked from an archive there; refused if they are others."""
+    places, checked = list(_places(name, source, folder)), CheckedFiles(cache)
+    unknown: list[Path] = []
+    for place in places:
+        if found := _all_present(place, source):
+            if _is_published(name, source, found, checked):
+                return found
+            unknown = unknown or found
+    archives = [(place / url.rsplit("/", 1)[1], md5) for place in places for url, md5 in source.urls if source.inside]
+    for archive, md5 in archives:
+        if archive.is_file() and (found := _from_archive(name, source, archive, md5, cache, checked)):
+            return found
+    if unknown:
+        raise _not_published(name, source, unknown)
     return []
+
+
+def _is_published(name: str, source: Source, found: list[Path], checked: CheckedFiles) -> bool:
+    """Whether the files have the published bytes, or for CIFAR-10 the published records in another order."""
+    meaning = f"{name} {source.files[0]}"
+    if checked.know(found, meaning):
+        return True
+    same = first_other(found, source.hashes) is None
+    if not same and not (name == "cifar10" and source.files[0].endswith(".bin") and holds_cifar10(found)):
+        return False
+    checked.remember(found, meaning)
+    return True
+
+
+def _from_archive(name: str, source: Source, archive: Path, md5: str, cache: Path, checked: CheckedFiles) -> list[Path]:
+    """The files of an archive with the published hash, unpacked into the cache; empty if it lacks some."""
+    if not checked.know([archive], md5):
+        if (got := md5_of_file(archive)) != md5:
+            raise StudyError(
+                f"{archive} is not the published archive of {name}: its MD5 is {got}; expected {md5}; nothing was unpacked; "
+                "fetch it again"
+            )
+        checked.remember([archive], md5)
+    target = cache / name if archive.parent != cache / name else archive.parent
+    meaning = f"{name} {source.files[0]}"
+    found = _all_present(target / source.inside, source)
+    if not found or not checked.know(found, meaning):
+        unpack(archive, target)
+        if found := _all_present(target / source.inside, source):
+            checked.remember(found, meaning)
+    return found
+
+
+def _not_published(name: str, source: Source, found: list[Path]) -> StudyError:
+    other = f"--dataset {UNOFFICIAL}{name} uses them under that name"
+    if not source.hashes:
+        archive = source.urls[0][0].rsplit("/", 1)[1]
+        return StudyError(
+            f"{found[0].parent}: {name} in this layout has a published hash of its archive only; got the files without it; put "
+            f"{archive} beside them, or {other}"
+        )
+    first = first_other(found, source.hashes)
+    return StudyError(
+        f"{first} is not the published {name}: its bytes do not have the published MD5; fetch it again, or {other}"
+    )
+
+
+def _all_present(place: Path, source: Source) -> list[Path]:
+    """The files of a layout in a folder, if all of them are there."""
+    found = [path for file in source.files if (path := _present(place, file)) is not None]
+    return found if len(found) == len(source.files) else []
 
 
 def _places(name: str, source: Source, folder: Path) -> Iterator[Path]:
@@ -174,11 +277,11 @@ def _present(folder: Path, file: str) -> Path | None:
 
 
 def _fetch(name: str, source: Source, cache: Path) -> list[Path]:
-    """Good files stay where they are: pooch keeps a file only if its hash is right, and asks for the missing ones alone."""
+    """Download the missing files; pooch keeps a file only if its hash is right."""
     try:
         import pooch
     except ImportError:
-        raise _checks.extra("pooch", "data", f"downloading {name}") from None
+        raise _checks.extra("pooch", "study", f"downloading {name}") from None
     folder = cache / name
     try:
         for url, md5 in source.urls:

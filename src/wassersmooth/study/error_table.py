@@ -1,41 +1,35 @@
-"""What evaluate shows on the screen: the main columns of the table that the report has in full, on 80 characters."""
+"""The table that evaluate prints: the main columns of the report's tables, in 80 characters."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from wassersmooth.robustness.report import UNMASKED
 from wassersmooth.robustness.translations import AXES
+from wassersmooth.study.console import USUAL_WIDTH, Console
+from wassersmooth.study.measures import column_title
 from wassersmooth.study.runs import EVALUATIONS, Run
-from wassersmooth.study.screen import Screen
 
 AUTOATTACK = "autoattack_8_pixel"
-# What the screen shows of the attacks, in this order, under short names: 80 characters are all that many terminals have.
-HEADINGS = {
-    "fgsm_8_pixel": "FGSM\n8 px",
-    "ifgsm20_8_pixel": "I-FGSM\n8 px",
-    "pgd20_margin_2_pixel": "PGD\n2 px",
-    "pgd20_margin_8_pixel": "PGD\n8 px",
-    "multitargeted20_8_pixel": "MT PGD\n8 px",
-    AUTOATTACK: "AutoA.\n8 px",
-    "pgd20_l2_0.5_pixel": "L2 PGD\n0.5 px",
-    "wasserstein20_0.5_unit_r2": "W PGD\n0.5",
-    "fgsm_8_normalized": "FGSM\n8 norm",
-    "ifgsm20_8_normalized": "I-FGSM\n8 norm",
-}
-MOST_ATTACKS = 4  # columns; which of those that are present, the most telling first:
+# What the screen shows of the attacks, in this order.
+SHOWN = (
+    *("fgsm_8_pixel", "ifgsm20_8_pixel", "pgd20_margin_2_pixel", "pgd20_margin_8_pixel", "multitargeted20_8_pixel", AUTOATTACK),
+    *("pgd20_l2_0.5_pixel", "wasserstein20_0.5_unit_r2", "fgsm_8_normalized", "ifgsm20_8_normalized"),
+)
+MOST_ATTACKS = 4  # columns; of those that were measured, the first of these:
 BY_WEIGHT = (
     *(AUTOATTACK, "multitargeted20_8_pixel", "pgd20_margin_8_pixel", "ifgsm20_8_normalized", "ifgsm20_8_pixel", "fgsm_8_pixel"),
     *("fgsm_8_normalized", "pgd20_l2_0.5_pixel", "wasserstein20_0.5_unit_r2", "pgd20_margin_2_pixel"),
 )
 
 
-def show_errors(runs: Sequence[Run], screen: Screen, split: str = "test") -> None:
-    """The main columns of the table that the report has in full, on 80 characters; whoever is masked is named below it."""
+def show_errors(runs: Sequence[Run], console: Console, split: str = "test") -> None:
+    """Print the table, and below it the answer for each run in words."""
     found = [(run.name, run.evaluation(split)) for run in runs]
     present = [name for name in BY_WEIGHT if any(name in evaluation["errors"] for _, evaluation in found)][:MOST_ATTACKS]
-    shown = ["clean", *(name for name in HEADINGS if name in present)]
+    shown = ["clean", *(name for name in SHOWN if name in present)]
     rows = []
     for run_name, evaluation in found:
         errors, flips = evaluation["errors"], evaluation["flips"]  # an axis with one pixel has no flips
@@ -45,19 +39,24 @@ def show_errors(runs: Sequence[Run], screen: Screen, split: str = "test") -> Non
     title = (
         f"{split.capitalize()} error in percent on {' or '.join(map(str, counts))} images, and label flips along translations"
     )
-    screen.table(title, ["run", "clean", *(HEADINGS[name] for name in shown[1:]), "flips\nhoriz", "flips\nvert"], rows)
+    console.table(title, ["run", *map(column_title, shown), "flips\nhoriz", "flips\nvert"], rows)
     norm = "norm: normalized units; " if any("normalized" in name for name in shown) else ""
-    screen.line(f"px: pixel units (8 is 8/255); {norm}all rows: {EVALUATIONS[split]}")
+    console.line(f"px: pixel units (8 is 8/255); {norm}all rows: {EVALUATIONS[split]}")
     pairs = [(images_of(e, AUTOATTACK), images_of(e)) for _, e in found if AUTOATTACK in shown and AUTOATTACK in e["errors"]]
     if any(few < all_of_them for few, all_of_them in pairs):
         few = " or ".join(map(str, sorted({few for few, _ in pairs})))
-        screen.line(f"AutoA.: on {few} of these images")
+        console.line(f"AutoA.: on {few} of these images")
+    for name, evaluation in found:
+        if isinstance(told := evaluation.get("summary"), str):  # not in files of earlier versions
+            text = f"{name}: {told}" if len(found) > 1 else told
+            for line in textwrap.wrap(text, USUAL_WIDTH, subsequent_indent="  ", break_on_hyphens=False):
+                console.line(line)
     masked = [f"{name}: {evaluation['verdict']}" for name, evaluation in found if evaluation["verdict"] != UNMASKED]
     for line in masked or [f"gradient masking: no sign of it in {'any run' if len(found) > 1 else 'the run'}"]:
-        screen.line(line)
+        console.line(line)
 
 
 def images_of(evaluation: dict[str, Any], row: str = "clean") -> int:
-    """How many images a row was measured on: a suite may take fewer than it is given, and AutoAttack fewer still."""
+    """The number of images of a row: a suite may take fewer than it is given, and AutoAttack fewer still."""
     rows = {entry["name"]: int(entry["images"]) for entry in evaluation.get("entries", [])}
     return rows.get(row) or int(evaluation.get("images", 0))

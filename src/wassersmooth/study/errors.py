@@ -1,19 +1,19 @@
-"""What stops a command with one clear line instead of a traceback."""
+"""Errors that stop a command with one clear line instead of a traceback."""
 
 from __future__ import annotations
 
 
 class StudyError(Exception):
-    """Bad input: what was received, what was expected, and the remedy, in one line. The command exits with code 2."""
+    """Bad input: received, expected and remedy in one line. The command exits with code 2."""
 
     exit_code = 2
 
 
 class RunStoppedError(StudyError):
-    """A run that cannot go on although the input was fine: a loss that is not finite, a full disk. Exit code 1."""
+    """A run that cannot continue although the input was fine: a loss that is not finite, a full disk. Exit code 1."""
 
     exit_code = 1
 
 
 class DivergedError(RunStoppedError):
-    """A loss that is not finite: this run is lost as it is configured, others need not be."""
+    """A loss that is not finite: this run cannot be trained as configured, but others may be."""

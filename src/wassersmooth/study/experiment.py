@@ -1,4 +1,4 @@
-"""A study from beginning to end: every run trained, measured, and gathered in a report. Each part is skipped where done."""
+"""A study from start to end: train and evaluate every run. What is already done is skipped."""
 
 from __future__ import annotations
 
@@ -6,55 +6,80 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from wassersmooth import _checks
-from wassersmooth.robustness.dossier import evaluate
-from wassersmooth.robustness.suites import WITH_AUTOATTACK, Suite
-from wassersmooth.study import acceleration, data, durable, exhibits, models, own_models, provenance
-from wassersmooth.study.clock import clocked
+from wassersmooth.robustness import suites
+from wassersmooth.robustness.evaluation import evaluate
+from wassersmooth.robustness.measurement import Perturbation
+from wassersmooth.robustness.page import report_page
+from wassersmooth.study import acceleration, data, durable, external_models, figure_data, models, provenance
 from wassersmooth.study.config import Data, Machine, Study
+from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.distributed import World, choose_device
 from wassersmooth.study.error_table import images_of, show_errors
 from wassersmooth.study.errors import DivergedError, RunStoppedError, StudyError
-from wassersmooth.study.measured_rows import MeasuredRows
-from wassersmooth.study.runs import EVALUATIONS, MEASURED, Run, read_json
-from wassersmooth.study.screen import Screen
-from wassersmooth.study.tables import counted
+from wassersmooth.study.measured_rows import LABELS, MeasuredRows
+from wassersmooth.study.runs import (
+    EVALUATION,
+    EVALUATIONS,
+    MEASURED,
+    SHOWN,
+    UNVERIFIED,
+    Run,
+    locked,
+    unverified_line,
+    unverified_rows,
+)
+from wassersmooth.study.stored_json import object_with, read_json
+from wassersmooth.study.tables import counted, escape_markdown
 from wassersmooth.study.training import training
 
-RECORD = "study.json"  # in the study's folder: how long training and evaluation took
-PAUSE = 0.5  # seconds between two looks at what other processes are measuring
-EVALUATION_SEED = 0  # the same for all runs, so that they are measured on the same images with the same random starts
+RECORD = "study.json"  # in the study's folder: the times of training and evaluation, over all processes and sessions
+PAUSE = 0.5  # seconds between two attempts to get a run that another process is evaluating
+EVALUATION_SEED = 0  # one for all runs, so that they have the same images and the same random starts
 
-Wanted = tuple[Data, int | None, bool]  # what a data set is loaded by
+LoadKey = tuple[Data, int | None, bool]  # the arguments of data.load
 
 
-def train(study: Study, preset: str, folder: Path, world: World, screen: Screen) -> list[Run]:
-    """Trains all runs of a study that are not finished; returns all of them."""
+@dataclass(frozen=True)
+class NamedSuite:
+    """A suite that the library does not have, under the name that files and messages give it.
+
+    Arguments:
+        perturbations: of a model and its images (B, C, H, W), as :func:`wassersmooth.evaluate` takes a mapping.
+    """
+
+    name: str
+    perturbations: Callable[[nn.Module, torch.Tensor], Mapping[str, Perturbation]]
+
+
+def train(study: Study, preset: str, folder: Path, world: World, console: Console) -> list[Run]:
+    """Train the unfinished runs of a study; return all its runs."""
     if study.training.batch_size < world.size:
         raise StudyError(f"batch_size must be at least the number of processes, {world.size}; got {study.training.batch_size}")
     acceleration.apply_settings(study.machine)
     runs = [Run.of(folder, config) for config in study.runs(preset)]
     loaded = data.load(study.data).to(world.device)
-    models.require_fitting(study.model, loaded)  # before a folder is claimed: a mistake must leave nothing behind
+    models.require_fitting(study.model, loaded)  # before a folder is made: a mistake must leave nothing behind
     parts = f"{len(loaded.train)} training, {len(loaded.validation)} validation, {len(loaded.test)} test images"
-    screen.line(f"{study.data.dataset}: {parts}; {counted(len(runs), 'run')} in {folder} on {world.device}")
+    console.line(f"{study.data.dataset}: {parts}; {counted(len(runs), 'run')} in {folder} on {world.device}")
     for line in (*loaded.remarks, *study.training.remarks()):
-        screen.line(line)
-    if way := acceleration.description(study.machine, world.device, world.size):
-        screen.line(way)
+        console.line(line)
+    if line := acceleration.describe(study.machine, world.device):
+        console.line(line)
     diverged: list[DivergedError] = []
-    trainings = [_one_training(run, loaded, world, screen, diverged) for run in runs]
-    with screen.bars(), clocked(folder / RECORD, "training_seconds", screen.line) if world.is_first else nullcontext():
-        acceleration.take_turns(trainings, world.device, study.machine.parallel)
+    trainings = [_one_training(run, loaded, world, console, diverged) for run in runs]
+    with console.bars(), record_time(folder / RECORD, "training_seconds", console.line) if world.is_first else nullcontext():
+        acceleration.interleave(trainings, world.device, study.machine.parallel)
     if diverged:
         raise diverged[0]
     return runs
@@ -62,95 +87,121 @@ def train(study: Study, preset: str, folder: Path, world: World, screen: Screen)
 
 def measure(
     runs: Sequence[Run],
-    screen: Screen,
+    console: Console,
     device: str = "auto",
-    suite: str | None = None,
+    suite: suites.SuiteName | NamedSuite | None = None,
     test_images: int | None = None,
     data_dir: Path | None = None,
     autoattack_images: int | None = None,
     pictures: bool = True,
     split: str = "test",
+    remeasure: bool = False,
 ) -> None:
-    """Evaluates finished runs on test images; what is not given comes from each run's own configuration.
+    """Evaluate finished runs on test images; arguments that are None come from each run's configuration.
 
-    A run that cannot be measured, such as one that is not finished, whose weights exploded or whose data are missing, is named;
-    the others are measured, and the error comes at the end. Processes that are given the same runs share them. With split =
-    "validation", on as many of the images that training held out: what is chosen by them was not chosen on the test images.
-    Those results have files of their own.
+    A run that cannot be evaluated (not finished, weights not finite, data missing) is named; the others are evaluated, and the
+    error is raised at the end. Processes that get the same runs share the work. ``split="validation"`` uses the images that
+    training held out, for choices that must not be made on test images; its results go to separate files. ``remeasure``
+    measures rows again that an earlier version stored without a hash of the labels; without it they are named as unverified.
     """
     where = choose_device(device)
-    acceleration.apply_settings(Machine(precision="float32"))  # an attack lives on small gradients: none is rounded away
-    loaded: dict[Wanted, Dataset | StudyError] = {}
-    complaints: dict[Path, StudyError] = {}
-    with screen.bars():
-        for run in _shared_out(runs, screen):
+    acceleration.apply_settings(Machine(precision="float32"))  # attacks need small gradients, which lower precision rounds away
+    loaded: dict[LoadKey, Dataset | StudyError] = {}
+    failed: dict[Path, StudyError] = {}
+    with console.bars():
+        for run in _claimed_in_turn(runs, console):
             record = run.folder.parent / RECORD
-            with clocked(record, "evaluation_seconds", screen.line) if record.exists() else nullcontext():
-                wanted = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
+            with record_time(record, "evaluation_seconds", console.line) if record.exists() else nullcontext():
+                source = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
                 count = test_images or run.config.evaluation.test_images
-                key = (wanted, count if split == "test" else None, own_models.trained_elsewhere(run))
+                key = (source, count if split == "test" else None, external_models.trained_elsewhere(run))
                 hard = autoattack_images or run.config.evaluation.autoattack_images
-                asked = (suite or run.config.evaluation.suite, hard, where, screen, pictures, split)
+                options = (suite or run.config.evaluation.suite, hard, where, console, pictures, split, remeasure)
                 try:
                     images = _loaded(run, key, loaded)
                     part = images.test if split == "test" else _held_out(images, count, run)
-                    _measure_one(run, run.load_model(images), part, *asked)
+                    _measure_one(run, run.load_model(images), part, images.class_names, *options)
                 except StudyError as error:
-                    complaints[run.folder] = error
-                    screen.line(f"{run.name}: could not be measured")
-    if measured := [run for run in runs if run.folder not in complaints]:
-        show_errors(measured, screen, split)
-    if complaints:
-        more = f"; {len(complaints) - 1} more could not be measured either" if len(complaints) > 1 else ""
-        first = next(iter(complaints.values()))
+                    failed[run.folder] = error
+                    console.line(f"{run.name}: could not be measured")
+    if measured := [run for run in runs if run.folder not in failed]:
+        show_errors(measured, console, split)
+    if failed:
+        more = f"; {len(failed) - 1} more could not be measured either" if len(failed) > 1 else ""
+        first = next(iter(failed.values()))
         raise type(first)(f"{first}{more}")
 
 
-def _one_training(run: Run, loaded: Dataset, world: World, screen: Screen, diverged: list[DivergedError]) -> Iterator[None]:
-    """Only the first process touches the folder; the others hear from it whether there is anything to do.
+@contextmanager
+def record_time(record: Path, what: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Add the wall time of the work inside to the study's record; single runs cannot know it, as they may be interleaved."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        if record.parent.is_dir():
+            with locked(record.with_suffix(".lock"), wait=True):  # processes that share a study may end at the same time
+                _add_time(record, what, time.perf_counter() - started, say)
 
-    A run that diverges is noted, and the rest of the study goes on. Several processes stop instead: they may not all notice
-    it in the same step, and would wait for each other.
+
+def _add_time(record: Path, what: str, seconds: float, say: Callable[[str], None]) -> None:
+    """Add to a record that holds nothing but times, so that a damaged one stops nothing."""
+    try:
+        stored = read_json(record, "a study folder", "its times start again from zero") if record.exists() else {}
+    except StudyError as error:
+        say(str(error))
+        stored = {}
+    known = {key: value for key, value in stored.items() if isinstance(value, int | float)}
+    known[what] = round(known.get(what, 0.0) + seconds, 3)
+    known["seconds"] = round(sum(value for key, value in known.items() if key.endswith("_seconds")), 3)
+    durable.write_json(record, known)
+
+
+def _one_training(run: Run, loaded: Dataset, world: World, console: Console, diverged: list[DivergedError]) -> Iterator[None]:
+    """Train a run unless it is finished. Only rank 0 touches the folder, and tells the other processes what to do.
+
+    A run that diverges is added to ``diverged``, and the study continues. Several processes stop instead: they may notice it
+    at different steps, and would wait for each other forever.
     """
     if not world.is_first:
-        if world.from_first(None) == b"train":
-            yield from training(run, loaded, world, screen)
+        if world.broadcast_bytes(None) == b"train":
+            yield from training(run, loaded, world, console)
         return
     with run.claimed():
-        world.from_first(b"finished" if run.finished else b"train")
+        world.broadcast_bytes(b"finished" if run.finished else b"train")
         if run.finished:
-            screen.line(f"{run.name}: finished before")
+            console.line(f"{run.name}: already finished")
         else:
             try:
-                yield from training(run, loaded, world, screen)
+                yield from training(run, loaded, world, console)
             except DivergedError as error:
                 if world.size > 1:
                     raise
-                screen.line(f"{run.name}: stopped, its loss or its scores are not finite")
+                console.line(f"{run.name}: stopped, its loss or its scores are not finite")
                 diverged.append(error)
 
 
-def _shared_out(runs: Sequence[Run], screen: Screen) -> Iterator[Run]:
-    """Every run once, while no other process measures it: those that one does measure come last, when it is done."""
-    waiting, said = list(runs), False
+def _claimed_in_turn(runs: Sequence[Run], console: Console) -> Iterator[Run]:
+    """Yield every run once, locked for this process; runs that another process is evaluating come last."""
+    waiting, announced = list(runs), False
     while waiting:
-        elsewhere = []
+        busy = []
         for run in waiting:
             with run.measuring() as mine:
                 if mine:
                     yield run
                 else:
-                    elsewhere.append(run)
-        if len(elsewhere) == len(waiting):
-            if not said:
-                screen.line(f"waiting for what other processes measure: {', '.join(run.name for run in waiting)}")
-            said = True
+                    busy.append(run)
+        if len(busy) == len(waiting):
+            if not announced:
+                console.line(f"waiting for other processes that measure {', '.join(run.name for run in waiting)}")
+            announced = True
             time.sleep(PAUSE)
-        waiting = elsewhere
+        waiting = busy
 
 
-def _loaded(run: Run, key: Wanted, known: dict[Wanted, Dataset | StudyError]) -> Dataset:
-    """The run's data set, looked for once; a complaint names the run, since others may have other data."""
+def _loaded(run: Run, key: LoadKey, known: dict[LoadKey, Dataset | StudyError]) -> Dataset:
+    """The run's data set, loaded once; an error names the run, since other runs may have other data."""
     if key not in known:
         try:
             known[key] = data.load(*key)
@@ -163,9 +214,9 @@ def _loaded(run: Run, key: Wanted, known: dict[Wanted, Dataset | StudyError]) ->
 
 
 def _held_out(loaded: Dataset, count: int | None, run: Run) -> Part:
-    """The validation images, which lie in an order by content: the first ones are as good as any."""
+    """The first ``count`` validation images; their order is random, by content."""
     if not len(loaded.validation):
-        raise StudyError(f"{run.folder} was trained without a validation split; it takes one, such as --validation 0.1")
+        raise StudyError(f"{run.folder} was trained without a validation split; train with one, such as --validation 0.1")
     return Part(loaded.validation.images[:count], loaded.validation.labels[:count])
 
 
@@ -173,26 +224,32 @@ def _measure_one(
     run: Run,
     model: nn.Module,
     part: Part,
-    suite: str,
+    class_names: Sequence[str],
+    suite: suites.SuiteName | NamedSuite,
     autoattack_images: int,
     device: torch.device,
-    screen: Screen,
+    console: Console,
     pictures: bool,
     split: str,
+    remeasure: bool,
 ) -> None:
-    """RunStoppedError where the run cannot be measured."""
+    """Evaluate one run, unless its files hold this evaluation; RunStoppedError if it cannot be evaluated."""
     model = model.to(device)
     images, labels = part.images.to(device), part.labels.to(device)
     weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
-    subject = {"model_sha256": weights, "test_sha256": _fingerprint(images)}
-    asked: dict[str, object] = {"suite": suite, "images": len(labels), **subject}
-    if suite in WITH_AUTOATTACK:
-        asked["autoattack_images"] = autoattack_images
+    subject = {"model_sha256": weights, "test_sha256": _fingerprint(images), LABELS: _fingerprint(labels)}
+    name, value = (suite, suite) if isinstance(suite, str) else (suite.name, suite.perturbations(model, images))
+    request: dict[str, object] = {"suite": name, "images": len(labels), **subject}
+    if suites.has_autoattack(value):
+        request["autoattack_images"] = autoattack_images
     path = run.folder / EVALUATIONS[split]
-    if _holds(path, asked):
-        screen.line(f"{run.name}: measured before")
+    if (unverified := _held(path, request)) is not None and not (unverified and remeasure):
+        console.line(f"{run.name}: already measured")
+        if unverified:
+            console.line(unverified_line(run, unverified, split))
         return
-    task, latest = screen.task(f"measuring {run.name}", 1), -1
+    durable.try_writing(path)  # before the work, not after it
+    task, latest = console.task(f"measuring {run.name}", 1), -1
 
     def progress(done: int, total: int, name: str) -> None:
         nonlocal latest
@@ -202,65 +259,77 @@ def _measure_one(
 
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     try:
-        memory = MeasuredRows(run.folder / MEASURED[split], subject | {"device": device.type}, provenance.origin(device))
+        place, here_and_now = run.folder / MEASURED[split], provenance.origin(device)
+        memory = MeasuredRows(place, subject | {"device": device.type}, here_and_now, only_verified=remeasure)
         if memory.remark:
-            screen.line(f"{run.name}: {memory.remark}")
-        report = evaluate(
-            model, images, labels, cast(Suite, suite), progress, generator, autoattack_images=autoattack_images, memory=memory
-        )
-    except ValueError as error:  # the library's own complaints are one line with a remedy already
-        diverged = isinstance(error, _checks.NotFiniteError) and not own_models.trained_elsewhere(run)
-        remedy = "; training has diverged: lower --learning-rate or eta, and train it in another --output" if diverged else ""
+            console.line(f"{run.name}: {memory.remark}")
+        report = evaluate(model, images, labels, value, progress, generator, autoattack_images=autoattack_images, memory=memory)
+        report = dataclasses.replace(report, suite=name)
+    except ValueError as error:  # the library's messages are one line with a remedy already
+        diverged = isinstance(error, _checks.NotFiniteError) and not external_models.trained_elsewhere(run)
+        remedy = "; training diverged: lower --learning-rate or eta, and train it in another --output" if diverged else ""
         raise RunStoppedError(f"{run.folder}: {error}{remedy}") from error
     if pictures and split == "test":
         task.update(latest, "pictures")
         try:
-            exhibits.collect(model, images, labels, run.folder / "exhibits.safetensors")
-        except (ValueError, torch.OutOfMemoryError) as error:  # what was measured must not be lost for want of pictures
-            screen.line(f"{run.name}: without pictures: {_checks.first_line(error)}")
+            figure_data.collect(model, images, labels, run.folder / figure_data.FILE, class_names=class_names)
+        except (ValueError, torch.OutOfMemoryError) as error:  # the measurements must not be lost if pictures fail
+            console.line(f"{run.name}: without pictures: {_checks.first_line(error)}")
     here, *elsewhere = evaluated = memory.origins()
-    here["rows"].append("masking")  # its checks are made anew each time
-    found = json.loads(report.to_json()) | asked | {"evaluated": evaluated}
-    for line in filter(None, (_remembered(run, elsewhere, memory.path), _replaced(run, path, found, split))):
-        screen.line(line)
+    here["rows"].append("masking")  # its checks run every time
+    found = json.loads(report.to_json()) | request | {"evaluated": evaluated}
+    doubts = ""
+    if unverified := memory.unverified():
+        found[UNVERIFIED], doubts = unverified, unverified_line(run, unverified, split)
+    for line in filter(None, (doubts, _reused(run, elsewhere, memory.path), _replaced(run, path, found, split))):
+        console.line(line)
     if split == "test":
-        durable.write(run.folder / "report.md", report.to_markdown().encode())
-    durable.write_json(path, found)  # last: it has been measured
+        page = report.to_markdown() + (f"\n{escape_markdown(doubts)}\n" if doubts else "")
+        durable.write(run.folder / "report.md", page.encode())
+        durable.write(run.folder / "report.html", report_page(report, run.name, doubts).encode())
+    durable.write_json(path, found)  # last: this file marks the evaluation as complete
 
 
-def _holds(path: Path, asked: dict[str, object]) -> bool:
-    """Whether a measurement is stored that was made as asked; one that cannot be read is made again."""
+def _held(path: Path, request: dict[str, object]) -> list[str] | None:
+    """The rows of the requested evaluation that are unverified, if the file holds it; None if not, or if it cannot be read."""
     try:
-        return asked.items() <= read_json(path, "a measured run").items()
+        stored = read_json(path, "a measured run", shape=object_with({key: EVALUATION[key] for key in SHOWN}, EVALUATION))
     except StudyError:
-        return False
+        return None
+    known = unverified_rows(stored)
+    if known and LABELS not in stored:  # by a version that did not store it
+        request = {key: value for key, value in request.items() if key != LABELS}
+    return known if request.items() <= stored.items() else None
 
 
 def _replaced(run: Run, path: Path, new: dict[str, Any], split: str) -> str:
-    """One line where an evaluation of the same network that holds more is about to make room, and how it comes back."""
+    """A line if a larger evaluation of the same network is about to be replaced, with the command that restores it; else ""."""
     try:
-        old = read_json(path, "a measured run")
+        old = read_json(path, "a measured run", shape=object_with({}, EVALUATION))
         before, now = ({entry["name"]: entry["images"] for entry in found["entries"]} for found in (old, new))
         fuller = old["model_sha256"] == new["model_sha256"] and any(before[name] > now.get(name, 0) for name in before)
-    except (StudyError, KeyError, TypeError):  # not there, or not what this version writes
+    except (StudyError, KeyError, TypeError):  # missing, or written by another version
         return ""
     if not fuller:
         return ""
     counts = {"--test-images": "images", "--autoattack-images": "autoattack_images"}
     flags = [f"{flag} {old[key]}" for flag, key in counts.items() if key in old and old[key] != new.get(key)]
+    said = f"{run.name}: {path.name} holds {new['suite']} on {images_of(new)} images now, and no longer {old['suite']} on "
+    if old["suite"] not in suites.SUITES:
+        return f"{said}{images_of(old)}; its rows stay in {MEASURED[split]}, for the experiment that has this suite"
     again = " ".join([f"--suite {old['suite']}", *flags, *([f"--split {split}"] if split != "test" else [])])
     return (
-        f"{run.name}: {path.name} holds {new['suite']} on {images_of(new)} images now, and no longer {old['suite']} on "
-        f"{images_of(old)}; that comes back, its rows from {MEASURED[split]}, with: wassersmooth evaluate {run.folder} {again}"
+        f"{said}{images_of(old)}; restore that from the rows in {MEASURED[split]} with: "
+        f"wassersmooth evaluate {run.folder} {again}"
     )
 
 
-def _remembered(run: Run, elsewhere: Sequence[dict[str, Any]], path: Path) -> str:
-    """One line where rows were measured by another commit or machine: measuring them again could take days."""
+def _reused(run: Run, elsewhere: Sequence[dict[str, Any]], path: Path) -> str:
+    """A line if rows were measured by another commit or machine, and kept since measuring them again may take days; else ""."""
     counts = [f"{counted(len(one['rows']), 'row')} from {provenance.place(one['origin'])}" for one in elsewhere]
     again = f"move {path.name} away to measure everything again"
-    return f"{run.name}: remembered, not measured: {', '.join(counts)}; {again}" if counts else ""
+    return f"{run.name}: reused, not measured again: {', '.join(counts)}; {again}" if counts else ""
 
 
-def _fingerprint(images: torch.Tensor) -> str:
-    return hashlib.sha256(images.cpu().numpy().tobytes()).hexdigest()
+def _fingerprint(values: torch.Tensor) -> str:
+    return hashlib.sha256(values.cpu().numpy().tobytes()).hexdigest()

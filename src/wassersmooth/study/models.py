@@ -1,13 +1,15 @@
-"""Networks by name: the paper's ResNet-20, a small one for digits, timm's, or the user's own."""
+"""Networks by name: the paper's ResNet-20, a small one for digits, timm models and user factories."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import itertools
 import math
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -16,17 +18,19 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from wassersmooth import _checks
-from wassersmooth.model_state import answer, untouched
+from wassersmooth.model_state import call_model, logits_of, preserve_state
 from wassersmooth.normalized import Normalized, find_normalization
 from wassersmooth.study.config import Model
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.hf_models import HF, hf_network
 
+WITHOUT_CODE = ("timm:", HF)  # names of models that run no code but that of an installed package
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"softplus": nn.Softplus, "relu": nn.ReLU, "gelu": nn.GELU}
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut without parameters (option A): every other pixel, new channels zero."""
+    """Two 3x3 convolutions and a shortcut without parameters (option A): subsampled, with new channels zero."""
 
     def __init__(self, channels: int, out_channels: int, stride: int, activation: str) -> None:
         super().__init__()
@@ -58,7 +62,7 @@ class ResNet20(nn.Module):
         self.blocks = nn.Sequential(*(BasicBlock(*entry, activation) for entry in plan))
         self.head = nn.Linear(c, classes)
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):  # the head keeps torch's smaller weights: softplus features are far from zero
+            if isinstance(module, nn.Conv2d):  # the head keeps torch's default, smaller: softplus features are far from zero
                 nn.init.kaiming_normal_(module.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,8 +78,8 @@ class SmallNet(nn.Module):
         super().__init__()
         widths = [channels, 16, 32, 64]
         layers: list[nn.Module] = []
-        for entered, left in itertools.pairwise(widths):
-            layers += [nn.Conv2d(entered, left, 3, stride=2, padding=1), ACTIVATIONS[activation]()]
+        for inputs, outputs in itertools.pairwise(widths):
+            layers += [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), ACTIVATIONS[activation]()]
         self.features = nn.Sequential(*layers)
         self.pool = nn.AdaptiveAvgPool2d(2)
         self.head = nn.Linear(64 * 4, classes)
@@ -90,10 +94,37 @@ class SmallNet(nn.Module):
         return scores
 
 
-def build(config: Model, channels: int, classes: int, mean: list[float], std: list[float], seed: int) -> nn.Module:
-    """The network, with its normalization unless it was asked not to have one, initialized by the seed.
+def names_code(config: Model) -> bool:
+    """Whether the model is ``module:factory``, so that building it imports and runs that module."""
+    return ":" in config.model and not config.model.startswith(WITHOUT_CODE)
 
-    The global random state stays as it was.
+
+def refuse_code(config: Model, named_by: Path, remedy: str) -> None:
+    """Refuse a model whose code a file names: what is typed is consent, what somebody's file says is not."""
+    if not names_code(config):
+        return
+    module, _, factory = config.model.partition(":")
+    raise StudyError(
+        f"{named_by} names the model {config.model}, so loading it would run the code of {factory} in the module {module} "
+        f"({_place_of(module)}); only built-in models are loaded from a file; if you trust that code: {remedy}"
+    )
+
+
+def _place_of(module: str) -> str:
+    """Where a module would be imported from, found without importing anything."""
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [*sys.path, os.getcwd()])
+    except Exception:  # a path hook may raise anything
+        spec = None
+    if spec is None:
+        return "not found here"
+    return str(spec.origin or next(iter(spec.submodule_search_locations or ()), "unknown place"))
+
+
+def build(config: Model, channels: int, classes: int, mean: list[float], std: list[float], seed: int) -> nn.Module:
+    """The network, initialized by the seed, with normalization unless the configuration turns it off.
+
+    The global random state does not change.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -106,17 +137,17 @@ def build_for(config: Model, data: Dataset, seed: int) -> nn.Module:
 
 
 def require_fitting(config: Model, data: Dataset, to_train: bool = True) -> None:
-    """One image through the network, so that a mistake shows before anything is written for a run.
+    """Pass one image through the network, so that a mistake shows before anything is written.
 
     Arguments:
-        to_train: without it, for a model that is measured alone, all parameters may be frozen.
+        to_train: whether some parameters must be trainable.
     """
     image = data.train.images[:1]
     model = build_for(config, data, seed=0)
     if isinstance(model, Normalized) and find_normalization(model.model) is not None:
         raise StudyError(
-            f"model {config.model} has a wassersmooth.Normalized inside; expected a network of normalized images, as a study "
-            "puts the normalization of its training images around it; return the network without it, or give --normalize False"
+            f"model {config.model} has a wassersmooth.Normalized inside; expected a network that takes normalized images, "
+            "since a study adds the normalization of its training images; return the network alone, or give --normalize False"
         )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise StudyError(f"model {config.model} has lazy layers, which cannot be stored and loaded; give them their sizes")
@@ -128,8 +159,8 @@ def require_fitting(config: Model, data: Dataset, to_train: bool = True) -> None
     model = model.to(image.device).eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            scores: object = model(image)
-    except Exception as error:  # a network of the user's own raises whatever it likes
+            scores: object = logits_of(model(image))
+    except Exception as error:  # a user's network can raise anything
         raise StudyError(
             f"model {config.model} does not take an image of shape {tuple(image.shape)} ({type(error).__name__}: {error}); "
             "expected (1, channels, height, width) of the data set; fit the model to it"
@@ -137,20 +168,20 @@ def require_fitting(config: Model, data: Dataset, to_train: bool = True) -> None
     got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
     if got != (1, data.classes):
         raise StudyError(
-            f"model {config.model} answers one image with {got}; expected scores of shape (1, {data.classes}), one for each "
+            f"model {config.model} returns {got} for one image; expected scores of shape (1, {data.classes}), one for each "
             "class; end it with a layer of that many outputs"
         )
 
 
 def require_training_in_batches(model: nn.Module, data: Dataset, batch_size: int, processes: int) -> None:
-    """Batch-norm may refuse to train on one image; a last batch of one would show that only after all the others."""
+    """Refuse a last batch of one image if the model cannot train on it, as with batch-norm, before the others are trained."""
     images = data.train.images
     sizes = (batch_size, len(images) % batch_size)
-    if 1 not in [size // processes for size in sizes]:  # what the process with the smallest part of a batch has of it
+    if 1 not in [size // processes for size in sizes]:  # of the process with the smallest part of a batch
         return
-    with untouched(model, images.device), torch.no_grad():
+    with preserve_state(model, images.device), torch.no_grad():
         try:
-            answer(model.train(), images[:1])
+            call_model(model.train(), images[:1])
         except ValueError as error:
             parts = f"{len(images)} training images in batches of {batch_size}"
             shared = f", which {processes} processes share," if processes > 1 else ""
@@ -167,9 +198,11 @@ def _network(config: Model, channels: int, classes: int) -> nn.Module:
         return ResNet20(channels, classes, config.activation)
     if config.model.startswith("timm:"):
         return _timm(config.model.removeprefix("timm:"), channels, classes)
-    if ":" in config.model:
-        return _own(config.model, channels, classes)
-    raise StudyError(f"model must be small, resnet20, timm:NAME or module:factory; got {config.model!r}")
+    if config.model.startswith(HF):
+        return hf_network(config.model)
+    if names_code(config):
+        return _from_factory(config.model, channels, classes)
+    raise StudyError(f"model must be small, resnet20, timm:NAME, hf:FOLDER or module:factory; got {config.model!r}")
 
 
 def _timm(name: str, channels: int, classes: int) -> nn.Module:
@@ -183,11 +216,11 @@ def _timm(name: str, channels: int, classes: int) -> nn.Module:
     return model
 
 
-def _own(path: str, channels: int, classes: int) -> nn.Module:
+def _from_factory(path: str, channels: int, classes: int) -> nn.Module:
     module_name, _, factory_name = path.partition(":")
     here = os.getcwd()
-    if here not in sys.path:  # an installed command does not look where the user stands, `python -m` does
-        sys.path.insert(0, here)
+    if here not in sys.path:  # unlike `python -m`, an installed command does not search the working directory
+        sys.path.append(here)  # last: a file that lies there must not replace an installed module
     try:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except Exception as error:  # importing runs the user's code: a typo in it can raise anything

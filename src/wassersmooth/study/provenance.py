@@ -9,42 +9,57 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from importlib import metadata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, unquote_plus
 
+import numpy as np
 import torch
 
+import wassersmooth
 from wassersmooth.study.tables import short_commit
 
 PACKAGE = Path(__file__).parent.parent
+_PASSWORD = re.compile(r"(://[^:/?#@]*):(.*)@", re.DOTALL)
+_SECRET_VALUE = re.compile(r"((?:^|[?&;])[^=?&;]*(?:passw|pwd|secret|token|key)[^=?&;]*=)([^&;#]*)", re.IGNORECASE)
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Everything but what only the run itself knows (its seed and its seconds)."""
+    """All facts except those that only the run knows: its seed and its time."""
     return {
         **_code(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})",
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
-        "command": [_program(), *map(_without_password, sys.argv[1:])],
+        "command": [_program(), *map(without_password, sys.argv[1:])],
     }
 
 
-def _without_password(word: str) -> str:
-    """A database's URL may hold one, and results are published."""
-    return re.sub(r"(://[^:/@\s]*):[^/\s]*@", r"\1:***@", word)
+def without_password(word: str) -> str:
+    """A word of a command without the password of a URL, since results are published. It may hold anything but the last @."""
+    return _SECRET_VALUE.sub(r"\1***", _PASSWORD.sub(r"\1:***@", word))
+
+
+def without_passwords(text: str, words: Sequence[str]) -> str:
+    """Text without the passwords of these words, as they are written and as a server reads them."""
+    for word in words:
+        if (shown := without_password(word)) != word:
+            text = text.replace(word, shown)
+            secrets = [match[2] for pattern in (_PASSWORD, _SECRET_VALUE) for match in pattern.finditer(word)]
+            for secret in sorted({form for one in secrets for form in (one, unquote_plus(one), unquote(one)) if form}, key=len):
+                text = text.replace(secret, "***")
+    return text
 
 
 def origin(device: torch.device) -> dict[str, Any]:
-    """What is stored with each row that is measured: another commit or another machine may go on with the rest."""
+    """The code and the machine, stored with each measured row, since others may measure the rest."""
     return {**_code(), "hardware": hardware(device)}
 
 
 def place(origin: Mapping[str, Any] | None) -> str:
-    """An origin in words; None where a row of an earlier version does not name its own."""
+    """An origin in words; None for a row of an earlier version, which names none."""
     if origin is None:
         return "an unknown commit"
     code = short_commit(origin["commit"]) if origin.get("commit") else f"source {str(origin.get('source_sha256'))[:12]}"
@@ -52,7 +67,7 @@ def place(origin: Mapping[str, Any] | None) -> str:
 
 
 def hardware(device: torch.device) -> str:
-    """The name of the GPU, or of the processor."""
+    """The name of the GPU or of the processor."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     try:
@@ -66,7 +81,7 @@ def hardware(device: torch.device) -> str:
 def commit() -> str | None:
     """The commit of the checkout this package runs from, with "+" where files have changed; None when it is installed."""
     try:
-        _git("ls-files", "--error-unmatch", "cli.py")  # a checkout of something else may surround an installed package
+        _git("ls-files", "--error-unmatch", "cli.py")  # an installed package may lie inside another checkout
         return _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None
@@ -82,24 +97,19 @@ def source_hash() -> str:
 
 
 def _code() -> dict[str, Any]:
-    versions = {"python": platform.python_version(), "torch": torch.__version__} | _versions("wassersmooth", "numpy")
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "wassersmooth": wassersmooth.__version__,
+        "numpy": np.__version__,
+    }
     return {"commit": commit(), "source_sha256": source_hash(), "versions": versions}
 
 
 def _program() -> str:
-    """What was typed: the installed command, or the module."""
+    """The program as typed: the installed command, or the module."""
     name = Path(sys.argv[0]).name
     return "python -m wassersmooth" if name == "__main__.py" else name
-
-
-def _versions(*packages: str) -> dict[str, str]:
-    found = {}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
 
 
 def _git(*arguments: str) -> str:

@@ -1,7 +1,7 @@
-"""Raw records of a data set, before they become one tensor: arrays as the files have them, chosen by content.
+"""Raw records of a data set, as the files hold them, and splits by content.
 
-A split or a subset is decided by SHA-256 of the seed and the record, so that everybody gets the same images whatever the
-order of the files, and a duplicate falls on the side of its twin.
+Splits and subsets are decided by the SHA-256 of the seed and the record, so that they do not depend on the order of the files,
+and duplicates fall on the same side.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Records:
         return Records(self.images[which], self.labels[which])
 
     def order(self, seed: int) -> Array:
-        """The records' indices in the order of their hashes: a shuffle that the content decides. # shape: (n,)"""
+        """The indices of the records sorted by hash: a shuffle decided by the content. # shape: (n,)"""
         salt = f"wassersmooth split {seed} ".encode()
         digests = [
             hashlib.sha256(salt + int(label).to_bytes(4, "little") + image.tobytes()).digest()
@@ -46,7 +46,7 @@ class Records:
         return np.array(sorted(range(len(self)), key=digests.__getitem__), dtype=np.int64)
 
     def subset(self, count: int | None, seed: int, what: str) -> Records:
-        """That many records, the first of :meth:`order`; all of them for None."""
+        """The first ``count`` records of :meth:`order`; all of them for None."""
         if count is None or count == len(self):
             return self
         if count > len(self):
@@ -54,12 +54,12 @@ class Records:
         return self.take(self.order(seed)[:count])
 
     def split(self, held_out: int, seed: int) -> tuple[Records, Records]:
-        """(the rest, the held-out part), both in the order of their hashes."""
+        """(the rest, the held-out part), both sorted by hash."""
         order = self.order(seed)
         return self.take(order[held_out:]), self.take(order[:held_out])
 
     def fingerprint(self) -> str:
-        """SHA-256 of all records in their order: tells whether a resumed run sees the data it began with."""
+        """SHA-256 of all records in order, by which a resumed run recognizes its data."""
         digest = hashlib.sha256(np.ascontiguousarray(self.images).tobytes())
         digest.update(self.labels.astype("<i8").tobytes())
         return digest.hexdigest()
@@ -70,7 +70,7 @@ def joined(parts: list[Records]) -> Records:
 
 
 def checked(records: Records, classes: int, where: str) -> Records:
-    """The one look at the values of a data set; training and attacks rely on it."""
+    """The records, once their shapes and values are checked; training and attacks rely on it."""
     images, labels = records.images, records.labels
     if images.ndim != 4 or not images.size or labels.ndim != 1 or len(images) != len(labels):
         raise StudyError(

@@ -1,4 +1,7 @@
-"""A regularizer as a value: what is written on the command line, what a run folder is called, and the objective it means."""
+"""Regularizers: the table of all kinds, and one point of a study as a value.
+
+A new kind is one entry of :data:`KINDS`: the command line, reports and plots take what they need from there.
+"""
 
 from __future__ import annotations
 
@@ -6,46 +9,157 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast, get_args
 
 from torch import Tensor
 
 from wassersmooth.geometry.graph import RADIUS, PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
-from wassersmooth.learning.attacked import Attack
-from wassersmooth.learning.dual_norm import DualNorm
+from wassersmooth.learning.attack_runner import Attack
+from wassersmooth.learning.covector_norms import DualNorm
 from wassersmooth.learning.engines import EngineName
+from wassersmooth.learning.objective import Objective
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
-from wassersmooth.learning.terms import Objective
 from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.robustness.attacks import FGSM, PGD, WassersteinFGSM
 from wassersmooth.study.errors import StudyError
 
+Side = Literal["Penalties", "Adversarial training", "Combinations", "Noise", "Others", "The plain network"]
+SIDES: tuple[Side, ...] = get_args(Side)
+
+
+class MethodGroup(NamedTuple):
+    """Kinds that belong together in sentences and plots. Colors are Okabe and Ito's, which the color-blind can tell apart."""
+
+    title: str
+    side: Side
+    color: str
+    marker: str
+
+
+EUCLIDEAN = MethodGroup("penalty, Euclidean", "Penalties", "#56b4e9", "o")
+DUAL = MethodGroup("penalty, dual norm", "Penalties", "#0072b2", "s")
+WASSERSTEIN = MethodGroup("penalty, Wasserstein", "Penalties", "#d55e00", "D")
+TIKHONOV = MethodGroup("Tikhonov", "Penalties", "#e69f00", "X")
+NOISE = MethodGroup("noise", "Noise", "#999999", "v")
+ADVERSARIAL = MethodGroup("adversarial training", "Adversarial training", "#009e73", "^")
+COMBINED = MethodGroup("penalty and adversarial training", "Combinations", "#cc79a7", "P")
+OTHER = MethodGroup("other", "Others", "#000000", "X")  # kinds of a later version
+PLAIN = MethodGroup("none", "The plain network", "#000000", "*")
+GROUPS = (EUCLIDEAN, DUAL, WASSERSTEIN, TIKHONOV, NOISE, ADVERSARIAL, COMBINED, OTHER, PLAIN)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of regularizer. Exactly one of ``objective``, ``penalty`` and ``attack`` builds what is minimized.
+
+    Attributes:
+        title, color, group: on pages and in plots.
+        objective: from the metric and eta.
+        penalty: from the metric, eta and the engine; such a kind can be combined with an attack.
+        attack: from the metric, epsilon, and whether the attacked image must stay in [0, 1]. Trains on attacked images.
+        metric: from a pixel graph and a mass; None for a kind without a graph.
+    """
+
+    title: str
+    color: str
+    group: MethodGroup
+    objective: Callable[[Metric, float | Tensor], Objective] | None = None
+    penalty: Callable[[Metric, float | Tensor, EngineName], GradientPenalty] | None = None
+    attack: Callable[[Metric, float, bool], Attack] | None = None
+    metric: Callable[[PixelGraph, float], Metric] | None = None
+
+
+def _transport(graph: PixelGraph, mass: float) -> Metric:
+    return Wasserstein(graph, mass=mass)
+
+
+def _squared(metric: Metric, eta: float | Tensor, engine: EngineName) -> GradientPenalty:
+    return GradientPenalty(metric, eta, engine=engine)
+
+
+def _length(metric: Metric, eta: float | Tensor, engine: EngineName) -> GradientPenalty:
+    return GradientPenalty(metric, eta, engine=engine, power=1)
+
+
+# What each kind minimizes, in formulas, is in docs/study.md.
 KINDS = {
-    "none": "the plain loss",
-    "euclidean": "loss + eta^2 |grad|^2",
-    "wasserstein": "loss + eta^2 <grad, L(x) grad>, L(x) on a pixel graph of the given radius, plus mass * identity",
-    "uniform": "as wasserstein, with x replaced by its mean: the control that does not see the image",
-    "dual-norm": "loss + eta^2 (pi/2) |grad|_1^2 / N: the penalty made against L-infinity attacks",
-    "euclidean-length": "loss + eta |grad|, the length itself: the most that a perturbation of length eta adds to first order",
-    "wasserstein-length": "loss + eta <grad, L(x) grad>^(1/2), likewise",
-    "dual-length": "loss + eta ((pi/2) / N)^(1/2) |grad|_1, likewise for L-infinity ones of size eta (pi/2N)^(1/2)",
-    "tikhonov": "loss + (eta^2 / 2) tr(L(x) Hess loss), one random probe: the paper's theorem with its Laplacian term",
-    "tikhonov-curvature": "without that term: (eta^2 / 2) sum_cd l''_cd <grad f_c, L(x) grad f_d>, likewise",
-    "tikhonov-euclidean": "tikhonov with the identity in place of L(x)",
-    "euclidean-noise": "the loss at x + eta * white noise",
-    "wasserstein-noise": "the loss at x + eta * noise of covariance L(x)",
-    "adversarial": "the loss at an FGSM example with epsilon = eta, in pixel units",
-    "l2-adversarial": "the loss after one L2 step of length eta",
-    "pgd7": "the loss after 7 PGD steps of eta / 4 in the L-infinity ball of eta, from a random start",
-    "wasserstein-adversarial": "the loss after one step of length eta in the Wasserstein metric, in closed form",
+    "none": Kind("none", "#63625e", PLAIN, objective=lambda metric, eta: Plain()),
+    "euclidean": Kind("Euclidean", "#0069a8", EUCLIDEAN, penalty=_squared),
+    "wasserstein": Kind("Wasserstein", "#c24d00", WASSERSTEIN, penalty=_squared, metric=_transport),
+    "uniform": Kind(
+        *("image-independent", "#e8a33d", WASSERSTEIN),
+        penalty=_squared,
+        metric=lambda graph, mass: Wasserstein(graph, mass=mass, uniform=True),
+    ),
+    "dual-norm": Kind(
+        *("dual norm", "#17becf", DUAL),
+        penalty=lambda metric, eta, engine: GradientPenalty(DualNorm(), eta, engine=engine),
+    ),
+    "euclidean-length": Kind("Euclidean length", "#7fb3e6", EUCLIDEAN, penalty=_length),
+    "wasserstein-length": Kind("Wasserstein length", "#8b0000", WASSERSTEIN, penalty=_length, metric=_transport),
+    "dual-length": Kind(
+        *("dual length", "#0b6e7a", DUAL),
+        penalty=lambda metric, eta, engine: GradientPenalty(DualNorm(), eta, engine=engine, power=1),
+    ),
+    "tikhonov": Kind("Tikhonov", "#9467bd", TIKHONOV, objective=Tikhonov, metric=_transport),
+    "tikhonov-curvature": Kind(
+        *("Tikhonov without its Laplacian term", "#5b2a86", TIKHONOV),
+        objective=lambda metric, eta: Tikhonov(metric, eta, laplacian=None),
+        metric=_transport,
+    ),
+    "tikhonov-euclidean": Kind("Euclidean Tikhonov", "#c5b0d5", TIKHONOV, objective=Tikhonov),
+    "euclidean-noise": Kind("Gaussian noise", "#8c8c8c", NOISE, objective=NoisyInputs),
+    "wasserstein-noise": Kind("Wasserstein noise", "#c49c94", NOISE, objective=NoisyInputs, metric=_transport),
+    "reference-noise": Kind(  # of covariance L(1), the same for every image: what can be certified
+        *("Wasserstein noise of the white image", "#7f4f3f", NOISE),
+        objective=NoisyInputs,
+        metric=lambda graph, mass: Wasserstein(graph, mass=mass, reference="ones"),
+    ),
+    "adversarial": Kind("FGSM training", "#2ca02c", ADVERSARIAL, attack=lambda metric, epsilon, limited: FGSM(epsilon)),
+    "l2-adversarial": Kind(
+        *("L2 one-step training", "#98df8a", ADVERSARIAL),
+        attack=lambda metric, epsilon, limited: PGD(epsilon, epsilon, 1, norm="l2", random_start=False),
+    ),
+    "pgd7": Kind(
+        *("PGD-7 training", "#006400", ADVERSARIAL),
+        attack=lambda metric, epsilon, limited: PGD(epsilon, epsilon / 4, 7),
+    ),
+    "wasserstein-adversarial": Kind(
+        *("Wasserstein one-step training", "#bcbd22", ADVERSARIAL),
+        attack=lambda metric, epsilon, limited: WassersteinFGSM(cast(Wasserstein, metric), epsilon, limited=limited),
+        metric=_transport,
+    ),
 }
-ON_A_GRAPH = (
-    *("wasserstein", "uniform", "wasserstein-length", "tikhonov", "tikhonov-curvature"),
-    *("wasserstein-noise", "wasserstein-adversarial"),
-)
-LENGTHS = ("euclidean-length", "wasserstein-length", "dual-length")
-PENALTIES = ("euclidean", "wasserstein", "uniform", "dual-norm", *LENGTHS)
-ATTACKS = ("adversarial", "l2-adversarial", "pgd7", "wasserstein-adversarial")
+COMBINATION_COLOR = "#e377c2"
+ON_A_GRAPH = tuple(name for name, kind in KINDS.items() if kind.metric)
+PENALTIES = tuple(name for name, kind in KINDS.items() if kind.penalty)
+ATTACKS = tuple(name for name, kind in KINDS.items() if kind.attack)
+
+
+def title_of(kind: str) -> str:
+    """``wasserstein+l2-adversarial`` in words; a kind of a later version as it is written."""
+    return " + ".join(KINDS[part].title if part in KINDS else part for part in kind.split("+"))
+
+
+def heading_of(kind: str) -> str:
+    """The title at the head of a column."""
+    title = title_of(kind)
+    return title[:1].upper() + title[1:]
+
+
+def color_of(kind: str) -> str:
+    return KINDS[kind].color if kind in KINDS else COMBINATION_COLOR if "+" in kind else "#000000"
+
+
+def group_of(kind: str) -> MethodGroup:
+    """The group of a kind, of a combination, or of a kind that only a later version knows."""
+    return KINDS[kind].group if kind in KINDS else COMBINED if "+" in kind else OTHER
+
+
+def is_penalty(kind: str) -> bool:
+    """Whether this kind trains without adversarial examples and without noise."""
+    return group_of(kind).side == "Penalties"
 
 
 @dataclass(frozen=True)
@@ -85,20 +199,20 @@ class Regularizer:
 
     @property
     def parts(self) -> tuple[str, str]:
-        """The kind, or the penalty, and the attack that it is taken under, if any."""
+        """The kind, or the penalty and the attack of a combination."""
         first, _, second = self.kind.partition("+")
         return first, second
 
     @property
     def can_grow(self) -> bool:
-        """Whether eta is a strength that a ramp may fill epoch by epoch; the size of an attack is not."""
+        """Whether a ramp may raise eta epoch by epoch; the size of an attack is fixed."""
         return self.parts[0] not in ("none", *ATTACKS)
 
     @classmethod
     def parse(cls, text: str) -> Regularizer:
-        """Reads ``kind`` or ``kind:eta=...,radius=...,mass=...,epsilon=...``; a number may be a ratio, ``8/255``.
+        """Read ``kind`` or ``kind:eta=...,radius=...,mass=...,epsilon=...``; a number may be a ratio, ``8/255``.
 
-        Without a radius, a graph has the usual one.
+        Without a radius, a graph has the default one.
         """
         kind, _, rest = text.partition(":")
         readers: dict[str, Callable[[str], float]] = {"eta": _number, "radius": int, "mass": _number, "epsilon": _number}
@@ -129,10 +243,8 @@ class Regularizer:
         return str(self).replace(":", "-").replace(",", "-").replace("=", "").replace("/", "_")
 
     def metric(self, height: int, width: int) -> Metric:
-        """The metric it penalizes in; Euclidean where there is no graph."""
-        if self.parts[0] not in ON_A_GRAPH:
-            return Euclidean()
-        return Wasserstein(PixelGraph.grid(height, width, self.radius), mass=self.mass, uniform=self.parts[0] == "uniform")
+        """The metric of the penalty or noise; Euclidean for a kind without a graph."""
+        return self._metric(self.parts[0], (height, width))
 
     def objective(self, size: tuple[int, int], engine: EngineName, eta: float | Tensor | None = None) -> Objective:
         """What is minimized.
@@ -140,35 +252,29 @@ class Regularizer:
         Arguments:
             size: height and width of the images.
             engine: how a gradient penalty is differentiated.
-            eta: in place of this regularizer's own, such as a tensor that a ramp fills epoch by epoch. Attacks keep theirs.
+            eta: replaces the strength of a penalty or noise, for example by a tensor that a ramp fills epoch by epoch.
         """
-        strength = self.eta if eta is None else eta
-        kind, under = self.parts
-        if kind == "none":
-            return Plain()
-        if kind in ATTACKS:
-            return AdversarialTraining(self._attack(kind, self.eta, size))
-        metric = self.metric(*size)
-        if kind.startswith("tikhonov"):
-            return Tikhonov(metric, strength, laplacian=None if kind == "tikhonov-curvature" else "additive")
-        if kind.endswith("-noise"):
-            return NoisyInputs(metric, strength)
-        measured = DualNorm() if kind in ("dual-norm", "dual-length") else metric
-        penalty = GradientPenalty(measured, strength, engine=engine, power=1 if kind in LENGTHS else 2)
-        return AdversarialTraining(self._attack(under, self.epsilon, size), penalty=penalty) if under else penalty
+        name, attacked = self.parts
+        kind, metric, strength = KINDS[name], self._metric(name, size), self.eta if eta is None else eta
+        if kind.objective:
+            return kind.objective(metric, strength)
+        if not kind.penalty:
+            return AdversarialTraining(self._attack(name, self.eta, size))
+        penalty = kind.penalty(metric, strength, engine)
+        return AdversarialTraining(self._attack(attacked, self.epsilon, size), penalty=penalty) if attacked else penalty
 
-    def _attack(self, kind: str, epsilon: float, size: tuple[int, int]) -> Attack:
-        if kind == "adversarial":
-            return FGSM(epsilon)
-        if kind == "pgd7":
-            return PGD(epsilon, epsilon / 4, 7)
-        if kind == "l2-adversarial":
-            return PGD(epsilon, epsilon, 1, norm="l2", random_start=False)
-        metric = Wasserstein(PixelGraph.grid(*size, self.radius), mass=self.mass)
-        return WassersteinFGSM(metric, epsilon, limited=bool(self.parts[1]))  # the closed form may leave [0, 1]
+    def _metric(self, name: str, size: tuple[int, int]) -> Metric:
+        build = KINDS[name].metric
+        return build(PixelGraph.grid(*size, self.radius), self.mass) if build else Euclidean()
+
+    def _attack(self, name: str, epsilon: float, size: tuple[int, int]) -> Attack:
+        build = KINDS[name].attack
+        assert build is not None
+        # The closed form of a kind that is only an attack may leave [0, 1].
+        return build(self._metric(name, size), epsilon, bool(self.parts[1]))
 
 
-def readable(value: float) -> str:
+def strength_label(value: float) -> str:
     """A strength for a label: ``8/255``, or four digits."""
     text = _written(value)
     return text if "/" in text else f"{value:.4g}"

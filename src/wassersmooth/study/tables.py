@@ -1,20 +1,20 @@
-"""Tables of a report as values, written as HTML, Markdown and LaTeX."""
+"""Tables as values, written as Markdown and LaTeX; the report page shows them by its template."""
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from wassersmooth.study.estimates import Estimate
 
-# Spelled out, since on a screen they are hard to tell from a hyphen and the letter x.
+# As escapes, since they look like a hyphen and the letter x.
 DASH, MINUS, TIMES, NBSP = "\u2013", "\u2212", "\u00d7", "\u00a0"
 
 
 def short_commit(commit: object) -> str:
-    """A commit as people read it, with the "+" of a tree that differed from it."""
+    """The first twelve characters of a commit, with the "+" of a changed tree."""
     text = str(commit)
     return text.removesuffix("+")[:12] + "+" * text.endswith("+")
 
@@ -31,7 +31,7 @@ def counted(number: int, word: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number, its interval, the paper's number for the same thing, and whether it is the best of its row."""
+    """A number, its interval, the paper's number for it, and whether it is the best of its row."""
 
     value: str = DASH
     interval: str = ""
@@ -40,7 +40,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A line; one without cells is a heading inside the table."""
 
     label: str
@@ -54,30 +54,19 @@ class Table:
 
     Attributes:
         columns: headings of the columns, each with a second line (may be empty).
-        series: for each column the color of its group, or None.
-        numeric: numbers are set to the right; text to the left, and may wrap.
+        series: for each column the color of its group; empty for columns that are not groups.
+        numeric: whether the cells are numbers; text is set to the left, and may wrap.
     """
 
     name: str
     title: str
     corner: str
     columns: tuple[tuple[str, str], ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     caption: str
-    series: tuple[int | None, ...] = ()
+    series: tuple[int, ...] = ()
     numeric: bool = True
-
-    def to_html(self) -> str:
-        kind = "numbers" if self.numeric else "words"
-        heads = "".join(self._head(i, *column) for i, column in enumerate(self.columns))
-        body = "\n".join(self._html_row(row) for row in self.rows)
-        title, corner, caption = html.escape(self.title), html.escape(self.corner), html.escape(unbroken(self.caption))
-        return (
-            f'<figure class="table" id="{html.escape(self.name)}">\n'
-            f"<figcaption><strong>{title}</strong> {caption}</figcaption>\n"
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table class="{kind}">\n'
-            f'<thead><tr><th scope="col">{corner}</th>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>\n</figure>'
-        )
+    template: ClassVar[str] = "table.html"
 
     def to_markdown(self) -> str:
         with_paper = self._has_paper()
@@ -140,33 +129,19 @@ class Table:
     def _has_paper(self) -> bool:
         return any(cell.paper for row in self.rows for cell in row.cells)
 
-    def _head(self, index: int, title: str, detail: str) -> str:
-        series = self.series[index] if index < len(self.series) else None
-        key = f'<i class="swatch s{series % 8}"></i>' if series is not None else ""
-        second = f"<small>{html.escape(detail)}</small>" if detail else ""
-        return f'<th scope="col"><span class="title">{key}{html.escape(title)}</span>{second}</th>'
-
-    def _html_row(self, row: Row) -> str:
-        label = html.escape(row.label) + (f"<small>{html.escape(row.note)}</small>" if row.note else "")
-        if not row.cells:
-            return f'<tr class="heading"><th colspan="{len(self.columns) + 1}" scope="colgroup"><span>{label}</span></th></tr>'
-        # a phone shows tables of words as lists, where the heading of the column comes from its cell
-        heads = [title for title, _ in self.columns] if not self.numeric else [""] * len(row.cells)
-        return f'<tr><th scope="row">{label}</th>{"".join(map(_html_cell, row.cells, heads))}</tr>'
-
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells that are Markdown already, the second one the rule below the head."""
+    """A table of cells that are Markdown already; the second line is the rule below the head."""
     return "\n".join(_md_row(line, raw=True) for line in lines)
 
 
 def unbroken(prose: str) -> str:
-    """Text in which a number stays on one line with its percent sign, and with the letter it is the value of."""
+    """Text in which a number stays on one line with its percent sign, and with the letter it belongs to."""
     return prose.replace(" %", f"{NBSP}%").replace("η = ", f"η{NBSP}={NBSP}").replace("ε = ", f"ε{NBSP}={NBSP}")
 
 
 def cells(estimates: Sequence[Estimate | None], digits: int = 1, paper: Sequence[float | None] = ()) -> tuple[Cell, ...]:
-    """The cells of one row; the lowest stands out only where it is clear of every other one."""
+    """The cells of one row; the lowest is bold only if it is clear of all others."""
     known = [estimate for estimate in estimates if estimate is not None]
     lowest = min(known, key=lambda estimate: estimate.mean, default=None)
     clear = len(known) > 1 and lowest is not None and all(lowest.clear_of(other) for other in known if other is not lowest)
@@ -186,23 +161,25 @@ def _cell(estimate: Estimate | None, digits: int, paper: float | None, best: boo
     return Cell(f"{estimate.mean:.{digits}f}", interval, beside, best)
 
 
-def _html_cell(cell: Cell, head: str) -> str:
-    value = f"<b>{html.escape(cell.value)}</b>" if cell.best else html.escape(cell.value)
-    interval = f"<small>{html.escape(cell.interval)}</small>" if cell.interval else ""
-    paper = f'<span class="paper"><span>paper</span> {html.escape(cell.paper)}</span>' if cell.paper else ""
-    ours = f'<span class="ours">{value}{interval}</span>'
-    named = f' data-head="{html.escape(head)}"' if head else ""
-    return f'<td{named}><div class="pair">{ours}{paper}</div></td>' if paper else f"<td{named}>{ours}</td>"
-
-
 def _md_row(items: Sequence[str], raw: bool = False) -> str:
     return "| " + " | ".join(items if raw else map(escape_markdown, items)) + " |"
 
 
 def escape_markdown(text: str) -> str:
-    """Text that stays text in Markdown: no column breaks, no tags, no emphasis or formula by accident."""
+    """Escape text for Markdown: no column breaks, tags, emphasis or formulas by accident."""
     flat = " ".join(text.split())
     return re.sub(r"([\\`*_\[\]|$])", r"\\\1", flat).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def escape_value(value: object) -> str:
+    """A value from a file for Markdown: no column breaks, tags, links or code; what only looks different, as _ and *, stays."""
+    flat = " ".join(str(value).split())
+    return re.sub(r"([\\`\[\]|])", r"\\\1", re.sub(r"<(?=[A-Za-z/!?])", "&lt;", flat))
+
+
+def code_markdown(text: str) -> str:
+    """Text as code in Markdown, also inside a table."""
+    return "`" + " ".join(text.split()).replace("`", "'").replace("|", "\\|") + "`"
 
 
 def _tex(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The training loop: crash-safe, resumable to the bit on a CPU, and read in one screen (:func:`training`)."""
+"""The training loop (:func:`training`): crash-safe, and after a kill it resumes bit-identically on a CPU."""
 
 from __future__ import annotations
 
@@ -11,61 +11,66 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth._checks import NotFiniteError
-from wassersmooth.model_state import answer
+from wassersmooth.model_state import call_model
 from wassersmooth.robustness.attacks import IFGSM
-from wassersmooth.robustness.classifier import attacked
 from wassersmooth.robustness.measurement import Measurement
+from wassersmooth.robustness.model_queries import isolated_model
 from wassersmooth.study import checkpoints, models, provenance
-from wassersmooth.study.acceleration import Step, make_step, shortcuts
+from wassersmooth.study.acceleration import TrainingStep, fast_options, training_step
 from wassersmooth.study.config import FREE_TO_CHANGE, RunConfig
+from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset, Part, batches
 from wassersmooth.study.distributed import World
 from wassersmooth.study.errors import DivergedError, StudyError
-from wassersmooth.study.fixed_scores import ON_ANY_DEVICE, fixed_scores, require_same_scores
+from wassersmooth.study.model_fingerprint import ON_ANY_DEVICE, fixed_scores, require_same_scores
 from wassersmooth.study.runs import Run, with_new_fields
-from wassersmooth.study.screen import Screen
+from wassersmooth.study.stored_json import PERCENT, list_of, number, object_with, one_line, optional, text, whole
 
-TRAIN_ERROR_IMAGES = 2000  # the training error is measured on so many, in eval mode
-ATTACK, ATTACKED_IMAGES = IFGSM(8 / 255, 2 / 255, 10), 500  # what patience_on = "robust" looks at
-EVALUATION_BATCH = {"cpu": 500, "cuda": 2500}  # where launches take longer than the images, few large batches
+TRAIN_ERROR_IMAGES = 2000  # images on which the training error is measured, in eval mode
+ATTACK, ATTACKED_IMAGES = IFGSM(8 / 255, 2 / 255, 10), 500  # for patience_on = "robust"
+CHECKPOINT = object_with(
+    {"config": object_with({}), "data": text, "epoch": whole(0), "steps": whole(0)},
+    {"best_error": optional(PERCENT), "best_epoch": whole(0), "scores": optional(list_of(list_of(number())))},
+)
+EVALUATION_BATCH = {"cpu": 500, "cuda": 2500}  # on a GPU few large batches, since kernel launches dominate
 
 
-def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[None]:
-    """Trains one run to its end, from its last checkpoint. Pauses after each step, so that several runs can take turns."""
+def training(run: Run, data: Dataset, world: World, console: Console) -> Iterator[None]:
+    """Train one run to its end, from its last checkpoint. Yields after each step, so that several runs can be interleaved."""
     recipe = run.config.training
     state = TrainingState(run.config, data, world)
     state.resume(run)
     models.require_training_in_batches(state.model, data, recipe.batch_size, world.size)
-    step = state.make_step()
+    step = state.build_step()
     if state.ramp > recipe.epochs:
         share = f"{recipe.epochs}/{state.ramp}"
-        screen.line(f"{run.config.name}: eta ends at {share} of its strength; shorten --eta-ramp, or train longer")
-    task = screen.task(run.config.name, recipe.epochs, state.epoch)
+        console.line(f"{run.config.name}: eta ends at {share} of its strength; shorten --eta-ramp, or train longer")
+    task = console.task(run.config.name, recipe.epochs, state.epoch)
     while state.epoch < recipe.epochs and not state.out_of_patience:
         started = time.perf_counter()
         rate = state.begin_epoch()
         totals, seen = [], 0
         for images, labels in batches(data.train, recipe.batch_size, run.config.data.augment, state.order):
             if len(labels) < world.size:
-                continue  # a last batch that does not reach every process
-            loss, penalty = _guarded(step, *world.share(images, labels), state, run)
+                continue  # the last batch has fewer images than there are processes
+            loss, penalty = _checked_step(step, *world.shard(images, labels), state, run)
             totals.append(torch.stack([loss, penalty]) * len(labels))
             seen += len(labels)
             task.within(state.epoch + seen / len(data.train))
             yield
-        errors = error(state.model, data.train, TRAIN_ERROR_IMAGES), error(state.model, data.validation)
-        yield  # nobody has waited for the GPU yet: runs beside this one go on while it computes
+        errors = (error_percent(state.model, data.train, TRAIN_ERROR_IMAGES), error_percent(state.model, data.validation))
+        yield  # nothing has waited for the GPU yet: concurrent runs continue while it computes
         _require_finite(torch.stack(totals), state, run)
         loss_mean, penalty_mean = (world.mean(torch.stack(totals).sum(0)) / seen).tolist()
-        # Batch-norm has statistics of its own in each process: the first one's errors decide, or some stop and others wait.
-        train_error, validation_error = (None if one is None else float(world.as_first(one)) for one in errors)
+        # Batch-norm statistics differ between processes: the errors of rank 0 decide, else some would stop and others wait.
+        train_error, validation_error = (None if one is None else float(world.broadcast(one)) for one in errors)
         if any(one is not None and math.isnan(one) for one in (train_error, validation_error)):
-            # The last step shows in no loss: what it left must be saved neither as a good checkpoint nor as the result.
+            # No loss shows the effect of the last step, and bad weights must not be saved as a checkpoint or as the result.
             raise _diverged(
                 f"the network's scores are not finite after step {state.steps} (epoch {state.epoch + 1})", state, run
             )
         on_robust = recipe.patience is not None and recipe.patience_on == "robust"
-        robust_error = float(world.as_first(attacked_error(state.model, data.validation))) if on_robust else None
+        robust_error = float(world.broadcast(attacked_error(state.model, data.validation))) if on_robust else None
         state.end_epoch(robust_error if on_robust else validation_error)
         row = {"epoch": state.epoch, "loss": loss_mean, "penalty": penalty_mean}
         row |= {"train_error": train_error, "validation_error": validation_error}
@@ -78,25 +83,25 @@ def training(run: Run, data: Dataset, world: World, screen: Screen) -> Iterator[
         task.update(state.epoch, _note(row))
     if state.best:
         kept = f"epoch {state.best_epoch} of {state.epoch} is kept"
-        screen.line(f"{run.config.name}: {kept}, with a {recipe.patience_on} validation error of {state.best_error:.1f} %")
+        console.line(f"{run.config.name}: {kept}, with a {recipe.patience_on} validation error of {state.best_error:.1f} %")
     state.restore_best()
     if world.is_first:
         run.finish(state.model, data, provenance.describe(world.device))
 
 
 def ramp_of(config: RunConfig) -> int:
-    """The first epoch with all of eta; 0 where nothing grows. Weights before it are never kept."""
+    """The first epoch at full eta; 0 without a ramp. Weights of earlier epochs are never kept as the best."""
     return config.training.eta_ramp if config.regularizer.can_grow else 0
 
 
 class TrainingState:
-    """Everything that changes while a run is trained, and how it goes into a checkpoint and comes back."""
+    """Everything that changes during training, how it is saved in a checkpoint and how it is restored."""
 
     def __init__(self, config: RunConfig, data: Dataset, world: World) -> None:
         self.config, self.data, self.world = config, data, world
         recipe, device = config.training, world.device
         self.model = models.build_for(config.model, data, config.seed).to(device)
-        if device.type == "cuda" and any(shortcuts(config.machine, device)):
+        if device.type == "cuda" and any(fast_options(config.machine, device)):
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # fastest for convolutions
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
@@ -105,7 +110,7 @@ class TrainingState:
             weight_decay=recipe.weight_decay,
             fused=device.type == "cuda",
         )
-        torch.manual_seed(config.seed + (world.rank << 32))  # for layers that draw, such as dropout
+        torch.manual_seed(config.seed + (world.rank << 32))  # for random layers, such as dropout
         self.order = torch.Generator().manual_seed(config.seed)
         self.noise = torch.Generator(device).manual_seed(config.seed + (world.rank << 32))
         self.eta = torch.tensor(config.regularizer.eta, device=device)  # a tensor, so that a captured step sees the ramp
@@ -115,18 +120,18 @@ class TrainingState:
         self.best_error, self.best_epoch = math.inf, 0
         self.best: dict[str, Tensor] = {}
 
-    def make_step(self) -> Step:
+    def build_step(self) -> TrainingStep:
         config = self.config
         eta = self.eta if self.ramp else None
         try:
             objective = config.regularizer.objective(self.data.size, config.training.engine, eta)
         except ValueError as error:
             raise StudyError(f"{config.regularizer}: {error}") from None
-        model = self.world.wrapped(self.model)
-        return make_step(model, objective, self.optimizer, self.noise, config.machine, self.world.device)
+        model = self.world.wrap(self.model)
+        return training_step(model, objective, self.optimizer, self.noise, config.machine, self.world.device)
 
     def begin_epoch(self) -> float:
-        """Sets the learning rate and eta of the epoch to come; returns the rate."""
+        """Set the learning rate and eta of the next epoch; return the rate."""
         recipe = self.config.training
         rate = recipe.learning_rate * 0.1 ** sum(self.epoch >= milestone for milestone in recipe.milestones)
         for group in self.optimizer.param_groups:
@@ -137,7 +142,7 @@ class TrainingState:
         return rate
 
     def end_epoch(self, validation_error: float | None) -> None:
-        """Keeps the weights where they are the best yet; none of a ramp, which belong to a smaller eta."""
+        """Keep the weights if they are the best so far; weights of the ramp, which had a smaller eta, are not kept."""
         self.epoch += 1
         if self.config.training.patience is None or self.epoch < self.ramp:
             return
@@ -169,39 +174,47 @@ class TrainingState:
         self.saved_epoch = self.epoch
 
     def resume(self, run: Run) -> None:
-        """Goes on from the run's checkpoint, where there is one, and cuts the metrics back to it."""
+        """Continue from the run's checkpoint, if it has one, and cut the metrics back to it."""
         path = run.checkpoint_path
-        raw = path.read_bytes() if self.world.is_first and path.exists() else None
-        raw = self.world.from_first(raw)
+        raw = checkpoints.read(path) if self.world.is_first and path.exists() else None
+        raw = self.world.broadcast_bytes(raw)
         if raw is not None:
             stored = checkpoints.parse(raw, path)
-            facts = stored.facts | {"config": with_new_fields(stored.facts.get("config", {}))}
+            if wrong := CHECKPOINT(stored.facts):
+                raise StudyError(f"{path} is no checkpoint of a run: {wrong}; it was left as it is; choose another --output")
+            facts = stored.facts | {"config": with_new_fields(stored.facts["config"])}
             for key, value in self._identity().items():
                 if facts.get(key) != value:
                     what = "another configuration" if key == "config" else "other training images"
                     raise StudyError(f"{path} belongs to {what}; it was left as it is; choose another --output")
-            self._restore(stored, run)
+            try:
+                self._restore(stored, run)
+            except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:  # torch refuses a state in many ways
+                raise StudyError(
+                    f"{path} does not hold the state of this run ({type(error).__name__}: {one_line(error)}); it was left as "
+                    "it is; choose another --output"
+                ) from None
         if self.world.is_first:
             run.cut_metrics(self.epoch)
 
     def _restore(self, stored: checkpoints.Stored, run: Run) -> None:
-        checkpoints.load_into(self.model, stored.under("model"), run.checkpoint_path)
+        checkpoints.load_into(self.model, stored.with_prefix("model"), run.checkpoint_path)
         require_same_scores(self.model, stored.facts, self.data.shape, run.checkpoint_path, ON_ANY_DEVICE)
         momentum: dict[int, dict[str, Any]] = {}
         parameters = list(self.model.parameters())
-        for name, tensor in stored.under("optimizer").items():
+        for name, tensor in stored.with_prefix("optimizer").items():
             index, _, key = name.partition("/")
-            alike = parameters[int(index)].detach()
-            laid_out = torch.empty_like(alike).copy_(tensor) if tensor.shape == alike.shape else tensor
-            momentum.setdefault(int(index), {})[key] = laid_out
+            like = parameters[int(index)].detach()  # the buffer gets the memory format of its parameter
+            value = torch.empty_like(like).copy_(tensor) if tensor.shape == like.shape else tensor
+            momentum.setdefault(int(index), {})[key] = value
         self.optimizer.load_state_dict({"state": momentum, "param_groups": self.optimizer.state_dict()["param_groups"]})
         facts = stored.facts
         self.epoch, self.steps, self.saved_epoch = facts["epoch"], facts["steps"], facts["epoch"]
-        if facts["best_error"] is not None and facts["best_epoch"] >= self.ramp:  # earlier versions kept some of the ramp
+        if facts.get("best_error") is not None and facts["best_epoch"] >= self.ramp:  # earlier versions kept epochs of the ramp
             self.best_error, self.best_epoch = facts["best_error"], facts["best_epoch"]
-            self.best = {name: tensor.to(self.world.device) for name, tensor in stored.under("best").items()}
+            self.best = {name: tensor.to(self.world.device) for name, tensor in stored.with_prefix("best").items()}
         self.order.set_state(stored.tensors["random/order"])
-        if self.world.is_first:  # the others were seeded by their rank: one file cannot hold the states of all
+        if self.world.is_first:  # other processes keep the seed of their rank: the file holds one state
             torch.set_rng_state(stored.tensors["random/cpu"])
             if self.noise.device.type == self.world.device.type and len(stored.tensors["random/noise"]) == len(
                 self.noise.get_state()
@@ -211,7 +224,7 @@ class TrainingState:
                 torch.cuda.set_rng_state(stored.tensors["random/cuda"], self.world.device)
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a checkpoint to be this run's."""
+        """The facts by which a checkpoint is recognized as this run's."""
         config = {key: value for key, value in self.config.to_flat().items() if key not in FREE_TO_CHANGE}
         return {"config": config, "data": self.data.fingerprint}
 
@@ -221,10 +234,10 @@ class TrainingState:
 
 
 @torch.no_grad()
-def error(model: nn.Module, part: Part, limit: int | None = None) -> Tensor | None:
-    """The error on the first ``limit`` images in eval mode, in percent, on their device; None where there are no images.
+def error_percent(model: nn.Module, part: Part, limit: int | None = None) -> Tensor | None:
+    """The error on the first ``limit`` images in eval mode, in percent, as a tensor on their device; None without images.
 
-    It is nan where a score is not finite: the class that argmax names then means nothing.
+    It is nan if a score is not finite, since argmax then means nothing.
     """
     if not len(part):
         return None
@@ -232,35 +245,35 @@ def error(model: nn.Module, part: Part, limit: int | None = None) -> Tensor | No
     model.eval()
     images, labels = part.images[:limit], part.labels[:limit]
     size = EVALUATION_BATCH.get(images.device.type, 500)
-    wrong, good = [], []
+    wrong, finite = [], []
     for x, y in zip(torch.split(images, size), torch.split(labels, size), strict=True):
-        scores = answer(model, x)
+        scores = call_model(model, x)
         wrong.append((scores.argmax(1) != y).sum())
-        good.append(scores.isfinite().all())
+        finite.append(scores.isfinite().all())
     model.train(was_training)
-    share = 100 * torch.stack(wrong).sum().double() / len(labels)
-    return torch.where(torch.stack(good).all(), share, torch.nan)
+    percent = 100 * torch.stack(wrong).sum().double() / len(labels)
+    return torch.where(torch.stack(finite).all(), percent, torch.nan)
 
 
 def attacked_error(model: nn.Module, part: Part) -> Tensor:
-    """The error of the first images under a short attack, in percent, on their device; it steers, and measures nothing."""
+    """The error of the first images under a short attack, in percent, on their device; for early stopping only."""
     images, labels = part.images[:ATTACKED_IMAGES], part.labels[:ATTACKED_IMAGES]
-    with attacked(model, images) as inner:
+    with isolated_model(model, images) as inner:
         inner.eval()
-        wrong = Measurement(inner, images, labels, seed=0).wrong("robust", ATTACK)
+        wrong = Measurement(inner, images, labels, seed=0).misclassified("robust", ATTACK)
     return 100 * wrong.double().mean().to(images.device)
 
 
-def _guarded(
-    step: Step, images: Tensor, labels: Tensor, weight: float, state: TrainingState, run: Run
+def _checked_step(
+    step: TrainingStep, images: Tensor, labels: Tensor, weight: float, state: TrainingState, run: Run
 ) -> tuple[Tensor, Tensor]:
-    """A step that names where it was when the loss stopped being a number. On CUDA that shows at the end of the epoch."""
+    """Take a step; raise if the loss is not finite. On CUDA that is checked at the end of the epoch."""
     state.steps += 1
     try:
         loss, penalty = step(images, labels, weight)
     except NotFiniteError as error:
         raise _diverged(f"the loss is nan at step {state.steps} (epoch {state.epoch + 1})", state, run) from error
-    except ValueError as error:  # the library's own complaints are one line with a remedy already
+    except ValueError as error:  # the library's messages are one line with a remedy already
         raise StudyError(f"{run.folder}: {error}") from error
     if loss.device.type == "cpu":
         _require_finite(torch.stack([loss, penalty])[None], state, run)
@@ -268,11 +281,11 @@ def _guarded(
 
 
 def _require_finite(latest: Tensor, state: TrainingState, run: Run) -> None:
-    """Stops the run at the first of the latest steps whose loss or penalty is not finite. # shape: (steps, 2)"""
-    good = torch.isfinite(latest).all(1)
-    if bool(good.all()):
+    """Stop the run at the first of the latest steps whose loss or penalty is not finite. # shape: (steps, 2)"""
+    finite = torch.isfinite(latest).all(1)
+    if bool(finite.all()):
         return
-    first = int(good.int().argmin())
+    first = int(finite.int().argmin())
     step = state.steps - len(latest) + first + 1
     raise _diverged(f"the loss is {latest[first].sum().item()} at step {step} (epoch {state.epoch + 1})", state, run)
 

@@ -1,1 +1,1 @@
-"""What a training step costs: measurements, tables and their page."""
+"""What training costs: steps, kernels, accuracy, memory, throughput and the operator, as JSON and tables."""

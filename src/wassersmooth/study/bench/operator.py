@@ -1,4 +1,4 @@
-"""What L(x) costs alone: `quad` and `mv`, forward and backward, beside the time of copying what they read and write."""
+"""The cost of L(x) alone: `quad` and `mv`, forward and backward, beside the time of copying what they read and write."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wassersmooth.geometry.cometric import WeightedLaplacian
 from wassersmooth.geometry.graph import NamedWeight, Neighborhood, PixelGraph
 from wassersmooth.geometry.metrics import Wasserstein
 from wassersmooth.geometry.neighbor_sum import edge_ends
-from wassersmooth.geometry.operators import WeightedLaplacian
 from wassersmooth.study.bench.timing import Progress, Work, captured, timings
 
 Shape = tuple[int, int, int, int]
@@ -21,14 +21,14 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
     "cpu": ((128, 3, 32, 32), (8, 1, 224, 224)),
 }
 QUICK_SHAPES: tuple[Shape, ...] = ((16, 3, 32, 32),)
-# (radius, neighborhood, weight); on CUDA constant weights in a square have kernels of their own, the others are plain sums
+# (radius, neighborhood, weight); on CUDA only constant weights in a square have special kernels
 CASES: tuple[tuple[int, Neighborhood, NamedWeight], ...] = (
     *((radius, "square", "constant") for radius in RADII),
     (4, "square", "gaussian"),
     (4, "disk", "constant"),
 )
-REPETITIONS = 20  # of a call in one graph: one is too short to be timed
-FEWER = 2  # of one without a kernel of its own, which takes far longer
+REPETITIONS = 20  # calls in one graph, since one call is too short to be timed
+SLOW_REPETITIONS = 2  # of a call without a special kernel, which takes far longer
 
 
 def operator_rows(
@@ -36,12 +36,12 @@ def operator_rows(
 ) -> list[dict[str, Any]]:
     """One row for each shape, graph, operation and pass, in milliseconds per call.
 
-    Backward is the gradient in v over a recorded forward pass. ``copy_ms`` is a clone of every field that is read or
-    written: u and v, and beside them the result of ``mv`` or the gradient; ``quad`` writes one number per image.
+    Backward is the gradient in v of a recorded forward pass. ``copy_ms`` is the time to clone every field that is read or
+    written: u, v, and the result of ``mv`` or the gradient; ``quad`` writes only one number per image.
     """
     rows: list[dict[str, Any]] = []
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    for shape in SHAPES[device.type] if shapes is None else shapes:
+    for shape in shapes or SHAPES[device.type]:
         generator = torch.Generator().manual_seed(0)
         x = torch.rand(shape, generator=generator).to(device)
         v, g = (torch.randn(shape, generator=generator).to(device) for _ in range(2))
@@ -54,13 +54,13 @@ def operator_rows(
             with torch.cuda.stream(stream):
                 laplacian = Wasserstein(graph).evaluate(x)
                 works |= {(*case, *key): work for key, work in _passes(laplacian, v, g).items()}
-        held: dict[Any, Work] = {}
+        prepared: dict[Any, Work] = {}
         uncaptured: list[Work] = []
         for key, work in works.items():
             if progress is not None:
                 progress(f"{shape[0]} images of {shape[-1]} pixels")
-            held[key] = _captured(work, device, _repetitions(key, device), stream, uncaptured)
-        found = {key: timing.ms / _repetitions(key, device) for key, timing in timings(held, repeats, device).items()}
+            prepared[key] = _captured(work, device, _repetitions(key, device), stream, uncaptured)
+        found = {key: timing.ms / _repetitions(key, device) for key, timing in timings(prepared, repeats, device).items()}
         for key, time in found.items():
             if not isinstance(key, tuple):
                 continue
@@ -73,13 +73,13 @@ def operator_rows(
     return rows
 
 
-def parts(device: torch.device, shapes: tuple[Shape, ...] | None = None) -> int:
-    """How often :func:`operator_rows` tells its progress."""
-    return len(SHAPES[device.type] if shapes is None else shapes) * (2 + 4 * len(CASES))
+def parts(shapes: tuple[Shape, ...]) -> int:
+    """How often :func:`operator_rows` reports progress."""
+    return len(shapes) * (2 + 4 * len(CASES))
 
 
 def quad_by_edges(laplacian: WeightedLaplacian, v: Tensor) -> Tensor:
-    """Algorithm 1 of the paper, put right: one pass over the image per neighbor relation, by sliced differences."""
+    """Algorithm 1 of the paper, corrected: one pass over the image per neighbor relation, by sliced differences."""
     total = torch.zeros(len(v), dtype=v.dtype, device=v.device)
     for dy, dx, weight in laplacian.graph.relations:
         (u_i, u_j), (v_i, v_j) = edge_ends(laplacian.u, (dy, dx)), edge_ends(v, (dy, dx))
@@ -90,16 +90,16 @@ def quad_by_edges(laplacian: WeightedLaplacian, v: Tensor) -> Tensor:
 def _repetitions(key: Any, device: torch.device) -> int:
     if device.type == "cpu":
         return 1
-    return REPETITIONS if not isinstance(key, tuple) or key[1:3] == ("square", "constant") else FEWER
+    return REPETITIONS if not isinstance(key, tuple) or key[1:3] == ("square", "constant") else SLOW_REPETITIONS
 
 
 def _captured(
     work: Work, device: torch.device, repetitions: int, stream: torch.cuda.Stream | None, uncaptured: list[Work]
 ) -> Work:
-    """As one graph where that goes; else the calls one by one, and the work is noted."""
+    """The work as one CUDA graph; where capture fails, the plain calls, and the work is added to ``uncaptured``."""
     try:
         return captured(work, device, repetitions, stream)
-    except RuntimeError:  # a kernel of weights that comes from the host, for instance
+    except RuntimeError:  # for example where weights are copied from the host
         torch.cuda.synchronize(device)
         uncaptured.append(work)
         return lambda: [work() for _ in range(repetitions)]

@@ -1,4 +1,4 @@
-"""The steps that are timed: each a network, an optimizer and one batch, by the fastest way there is for its objective."""
+"""The steps that are timed: a network, an optimizer and one batch each, by the fastest engine that the objective has."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from wassersmooth import _checks
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Wasserstein
 from wassersmooth.learning import losses
-from wassersmooth.learning.fast import FastGradients
+from wassersmooth.learning.compiled.fast_gradients import FastGradients
+from wassersmooth.learning.objective import Objective
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, Plain
-from wassersmooth.learning.terms import Objective
+from wassersmooth.model_state import logits_of
 from wassersmooth.normalized import Normalized
 from wassersmooth.robustness.attacks import PGD
 from wassersmooth.study import acceleration, models
@@ -33,17 +34,17 @@ Case = Literal[
 CASES: tuple[Case, ...] = get_args(Case)
 MEMORY_CASES = ("plain", "wasserstein_r4", "double_backward_r4", "pgd7")
 
-# Sweeps over the network: forward, input gradient, weight gradient and their tangents cost one each; tests count them.
+# Passes over the network: forward, input gradient, weight gradient and their tangents cost one each; tests count them.
 PLAIN_SWEEPS, PENALTY_SWEEPS, PGD7_SWEEPS = 3, 6, 17
 SWEEPS = {name: PENALTY_SWEEPS for name in CASES} | {"plain": PLAIN_SWEEPS, "pgd7": PGD7_SWEEPS}
 
-# The ordinary way, which is slower with channels last.
-ORDINARY = ("double_backward_r4", "algorithm1_r8")
+# Eager steps, which are slower with channels last.
+EAGER = ("double_backward_r4", "algorithm1_r8")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained, and how: all that the steps have in common."""
+    """What all timed steps have in common: network, batch, device and precision."""
 
     device: torch.device
     model: Model
@@ -55,7 +56,7 @@ class Setup:
     width: int = 16
 
     def network(self) -> nn.Module:
-        """A fresh one, in training mode; random images and labels are as good as any others here."""
+        """A new network, in training mode."""
         channels = self.shape[1]
         if self.model.model == "resnet20" and self.width != 16:
             with torch.random.fork_rng(devices=[]):
@@ -77,7 +78,7 @@ class Setup:
         return acceleration.autocast(self.precision, self.device)
 
     def describe(self) -> dict[str, Any]:
-        """For the JSON."""
+        """The settings, as the JSON file has them."""
         narrow = self.model.model == "resnet20" and self.width != 16
         name = f"{self.model.model} {self.model.activation}" + (f", width {self.width}" if narrow else "")
         settings = {"network": name, "batch": self.shape[0], "image": list(self.shape[1:]), "classes": self.classes}
@@ -87,15 +88,15 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """A training step as one call.
 
     Attributes:
-        work: gradients and the update; nothing of it waits for the device.
-        parameters: whose gradients it leaves.
-        engine: in words, how the gradients are found.
-        captured: whether work is the replay of one CUDA graph.
-        note: why it is not as fast as it was meant to be, where that is so.
+        work: gradients and the update, without waiting for the device.
+        parameters: their ``grad`` is set by the work.
+        engine: how the gradients are computed, in words.
+        captured: whether the work is the replay of one CUDA graph.
+        note: why the step is slower than intended, if it is.
     """
 
     work: Work
@@ -119,16 +120,16 @@ def objective_of(case: str, size: tuple[int, int]) -> Objective:
     return Regularizer.parse(case).objective(size, "double_backward")
 
 
-def make_step(case: str, setup: Setup) -> Step:
-    """The step, not yet captured: compiled where that is asked for and works, else the ordinary way; a note says why."""
-    if case in ORDINARY:
+def timed_step(case: str, setup: Setup) -> TimedStep:
+    """The step before capture: compiled if the setup says so and it works, else eager with a note that says why."""
+    if case in EAGER:
         setup = dataclasses.replace(setup, channels_last=False)
     model, (images, labels) = setup.network(), setup.batch()
     objective = objective_of(case, (setup.shape[2], setup.shape[3]))
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters, 1e-3, 0.9, weight_decay=1e-4, fused=setup.device.type == "cuda")
 
-    def stepping(gradients: Callable[[], object]) -> Work:
+    def with_update(gradients: Callable[[], object]) -> Work:
         def work() -> None:
             with setup.autocast():
                 gradients()
@@ -136,32 +137,32 @@ def make_step(case: str, setup: Setup) -> Step:
 
         return work
 
-    def ordinary() -> None:
+    def eager() -> None:
         optimizer.zero_grad(set_to_none=True)
         objective(model, images, labels).total.backward()  # type: ignore[no-untyped-call]
 
-    def literal() -> None:
+    def algorithm() -> None:
         optimizer.zero_grad(set_to_none=True)
         algorithm1(objective, model, images, labels).backward()  # type: ignore[arg-type,no-untyped-call]
 
     if case == "algorithm1_r8":
-        return Step(stepping(literal), parameters, "double backward, a loop over all neighbor relations")
-    way = "double backward" if isinstance(objective, GradientPenalty) else "eager"
-    if case in ORDINARY or not setup.compile:  # untraced kernels are faster than traced ones that nobody fuses
-        return Step(stepping(ordinary), parameters, way)
+        return TimedStep(with_update(algorithm), parameters, "double backward, a loop over all neighbor relations")
+    engine = "double backward" if isinstance(objective, GradientPenalty) else "eager"
+    if case in EAGER or not setup.compile:  # without the compiler tracing makes a step slower
+        return TimedStep(with_update(eager), parameters, engine)
     try:
         fast = FastGradients(objective, model, compile=True, cuda_graph=False)
-        step = Step(stepping(lambda: fast(images, labels)), parameters, "FastGradients, compiled")
+        step = TimedStep(with_update(lambda: fast(images, labels)), parameters, "FastGradients, compiled")
         step.work()
     except _checks.NotFiniteError:
         raise
-    except Exception as error:  # a network of the user's own may not be traceable, and a compiler fails as it likes
-        return Step(stepping(ordinary), parameters, way, note=f"FastGradients: {_reason(error)}")
+    except Exception as error:  # a user's network may not be traceable, and a compiler can raise anything
+        return TimedStep(with_update(eager), parameters, engine, note=f"FastGradients: {_reason(error)}")
     return step
 
 
-def capture(step: Step, device: torch.device) -> Step:
-    """The step as a replay of one CUDA graph; as it was, with a note, where it cannot be captured, and on a CPU."""
+def capture(step: TimedStep, device: torch.device) -> TimedStep:
+    """The step as a replay of one CUDA graph; unchanged on a CPU, and with a note where it cannot be captured."""
     if device.type != "cuda":
         return step
     try:
@@ -172,17 +173,17 @@ def capture(step: Step, device: torch.device) -> Step:
 
 
 def algorithm1(objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    """Algorithm 1 of the paper, put right: double backward through a loop over the neighbor relations."""
+    """Algorithm 1 of the paper, corrected: double backward through a loop over the neighbor relations."""
     x = images.detach().requires_grad_()
-    per_image = losses.evaluate(losses.resolve(objective.loss), model(x), labels)
+    per_image = losses.evaluate(losses.resolve(objective.loss), logits_of(model(x)), labels)
     (g,) = torch.autograd.grad(per_image.sum(), x, create_graph=True)
     metric: Any = objective.metric
     total: Tensor = per_image.mean() + objective.eta**2 * quad_by_edges(metric.evaluate(images), g.float()).mean()
     return total
 
 
-def peak_mib(step: Step, device: torch.device) -> float:
-    """What one warm step, uncaptured, allocates beyond what was there: model, optimizer and batch. In MiB."""
+def peak_mib(step: TimedStep, device: torch.device) -> float:
+    """The memory in MiB that a warm step, not captured, allocates beyond model, optimizer and batch."""
     for _ in range(WARM_UP):
         step.work()
     for parameter in step.parameters:
@@ -196,7 +197,7 @@ def peak_mib(step: Step, device: torch.device) -> float:
 
 
 def together(works: list[Work], device: torch.device, steps: int) -> Work:
-    """That many steps of every run, each run on a stream of its own, as one piece of work on the current stream."""
+    """One piece of work on the current stream: ``steps`` steps of every run, each run on its own stream."""
     streams = [torch.cuda.Stream(device) for _ in works]  # type: ignore[no-untyped-call]
 
     def work() -> None:
@@ -213,11 +214,11 @@ def together(works: list[Work], device: torch.device, steps: int) -> Work:
     return work
 
 
-def captured_steps(cases: list[str], setup: Setup, progress: Progress) -> list[Step]:
+def captured_steps(cases: list[str], setup: Setup, progress: Progress) -> list[TimedStep]:
     found = []
     for case in cases:
         progress(f"preparing {case}")
-        found.append(capture(make_step(case, setup), setup.device))
+        found.append(capture(timed_step(case, setup), setup.device))
     return found
 
 

@@ -1,12 +1,27 @@
-"""The figures of a bench as tables, with the goals beside what was measured."""
+"""The results of a bench as tables, with the goals beside the measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-Report = dict[str, Any]
+from wassersmooth.study.stored_json import (
+    COUNT,
+    list_of,
+    number,
+    object_of,
+    object_with,
+    optional,
+    read_json,
+    text,
+    truth,
+    whole,
+)
+from wassersmooth.study.tables import escape_value
+
+BenchReport = dict[str, Any]
 
 LABELS = {
     "plain": "plain",
@@ -26,13 +41,87 @@ RATIO_GOALS = (
 ERROR_GOAL, MEMORY_GOAL, AT_ONCE_GOAL, OPERATOR_GOAL, TRAINING_GOAL = 2.0, 3.0, 2.0, 2.0, 600.0
 PAPER_STUDY = (3, 200)  # runs and epochs of one seed
 PROFILE = (("ms", ".2f"), ("kernels", ".0f"))
-STEADY = 0.1  # quartiles may be that part of the median apart
+STEADY = 0.1  # largest distance of the quartiles, as a part of the median
 ANSWERS = {True: "yes", False: "no", None: "unsteady"}
 
 
+_SECONDS = number(0, 1e12)
+_MS = number(1e-9, 1e9)
+_ROW = object_with(
+    {
+        "shape": list_of(whole(1), 4),
+        **dict.fromkeys(("op", "pass", "neighborhood", "weights"), text),
+        **dict.fromkeys(("ms", "copy_ms", "ratio"), number(0, 1e9)),
+        "radius": COUNT,
+        "captured": truth,
+    }
+)
+_RUNS = {"runs": COUNT, "ms_per_step_per_run": number(0, 1e9)}
+_TRAINING = {"study": text, "runs": COUNT, "epochs": COUNT, "seconds": _SECONDS, "training_seconds": _SECONDS}
+_TRAINING |= {"evaluation_seconds": _SECONDS, "ms_per_step_per_run": optional(_SECONDS)}
+_MADE = {"command": text, "commit": optional(text)}
+
+
+def _profile_problem(value: Any) -> str:
+    """The kinds of kernels must be the same for all steps, since they are the rows of a table."""
+    wrong = object_of(object_of(object_with({"ms": number(0, 1e9), "kernels": number(0, 1e9)})))(value)
+    return wrong or ("" if len({tuple(kinds) for kinds in value.values()}) <= 1 else "expected the same kernels for each step")
+
+
+BENCH = object_with(
+    {},
+    {
+        **dict.fromkeys(("hardware", "torch"), text),
+        **{key: optional(shape) for key, shape in _MADE.items()},
+        "cuda": optional(text),
+        "versions": object_of(text),
+        "settings": object_with(
+            {},
+            {
+                **dict.fromkeys(("network", "precision", "memory_format", "optimizer"), text),
+                **dict.fromkeys(("batch", "repeats", "classes"), COUNT),
+                "image": list_of(COUNT),
+                "quick": truth,
+            },
+        ),
+        "step": optional(object_of(_MS, at_least=("plain",))),
+        "ratio": optional(object_of(number(0, 1e9))),
+        "quartiles": optional(object_of(list_of(number(0, 1e9), 2))),
+        "engine": optional(object_of(object_with({"engine": text, "captured": truth}, {"note": text}))),
+        "limit": object_of(number(0, 1e9)),
+        "operator": optional(list_of(_ROW)),
+        "profile": optional(_profile_problem),
+        "accuracy": optional(
+            object_with({**dict.fromkeys(("fast", "double_backward"), list_of(number(0))), "ratio": _MS, "precision": text})
+        ),
+        "memory": optional(
+            object_with({"mib": object_of(_MS, at_least=("plain",)), "ratio": object_of(_MS, ("wasserstein_r4/plain",))})
+        ),
+        "throughput": optional(
+            object_with(
+                {
+                    **_RUNS,
+                    "case": text,
+                    "table": list_of(object_with(_RUNS)),
+                    "study": object_with({**_RUNS, "of": list_of(text)}),
+                }
+            )
+        ),
+        "training": optional(object_with(_TRAINING)),
+        "parts": object_of(object_with(_MADE)),
+        "unsteady": list_of(text),
+    },
+)
+
+
+def read_bench(path: Path, remedy: str) -> BenchReport:
+    """What ``wassersmooth bench`` has written."""
+    return read_json(path, "a folder with a bench", remedy, BENCH)
+
+
 @dataclass(frozen=True)
-class Table:
-    """Rows of text; the first column is words, the others are numbers."""
+class TextTable:
+    """Rows of text; the first column holds words, the others numbers."""
 
     name: str
     title: str
@@ -41,16 +130,18 @@ class Table:
 
     def to_markdown(self) -> str:
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
-        return "".join(f"| {' | '.join(row)} |\n" for row in [self.columns, rule, *self.rows])
+        rows = [[escape_value(cell) for cell in row] for row in [self.columns, *self.rows]]
+        return "".join(f"| {' | '.join(row)} |\n" for row in [rows[0], rule, *rows[1:]])
 
 
-def unsteady(report: Report) -> list[str]:
-    """The steps whose quartiles are too far apart for their median to mean much: the machine did something else."""
-    return [name for name, (low, high) in (report.get("quartiles") or {}).items() if high - low > STEADY * report["step"][name]]
+def unsteady(report: BenchReport) -> list[str]:
+    """The steps whose quartiles are too far apart for the median to mean much: the machine was busy with something else."""
+    times, quartiles = report.get("step") or {}, report.get("quartiles") or {}
+    return [name for name, (low, high) in quartiles.items() if name in times and high - low > STEADY * times[name]]
 
 
-def goals(report: Report) -> list[dict[str, Any]]:
-    """Each goal beside what was measured; what was not measured is left out, and what is unsteady decides nothing."""
+def goals(report: BenchReport) -> list[dict[str, Any]]:
+    """Each goal beside its measurement; goals without one are left out, and unsteady steps decide nothing."""
     shaky, ratios = set(unsteady(report)), {name for name, _, _ in RATIO_GOALS}
     found: list[tuple[str, float, str, float]] = []
     if report.get("ratio"):
@@ -89,9 +180,9 @@ def _is_constant(row: dict[str, Any]) -> bool:
     return (row["neighborhood"], row["weights"]) == ("square", "constant")
 
 
-def tables(report: Report) -> list[Table]:
-    """Whatever was measured."""
-    makers: Sequence[Callable[[Report], Table | None]] = (
+def tables(report: BenchReport) -> list[TextTable]:
+    """One table for each part that was measured."""
+    makers: Sequence[Callable[[BenchReport], TextTable | None]] = (
         _steps,
         _profile,
         _accuracy,
@@ -104,65 +195,65 @@ def tables(report: Report) -> list[Table]:
     return [table for maker in makers if (table := maker(report)) is not None]
 
 
-def _steps(report: Report) -> Table | None:
+def _steps(report: BenchReport) -> TextTable | None:
     step = report.get("step")
     if not step:
         return None
     rows = []
     for name, ms in step.items():
-        limit = report["limit"].get(name)
+        limit = report.get("limit", {}).get(name)
         rows.append([LABELS.get(name, name), f"{ms:.2f}", f"{ms / step['plain']:.2f}", "" if limit is None else f"{limit:.2f}"])
     settings = report["settings"]
     title = f"One step of {settings['network']}, batch {settings['batch']}, {settings['precision']}, on {report['hardware']}"
-    return Table("step", title, ["step", "ms", "times plain", "limit by arithmetic"], rows)
+    return TextTable("step", title, ["step", "ms", "times plain", "limit by arithmetic"], rows)
 
 
-def _profile(report: Report) -> Table | None:
+def _profile(report: BenchReport) -> TextTable | None:
     found = report.get("profile")
     if not found:
         return None
     kinds = list(next(iter(found.values())))
     rows = [[kind, *(f"{case[kind][what]:{form}}" for case in found.values() for what, form in PROFILE)] for kind in kinds]
     totals = (f"{sum(row[what] for row in case.values()):{form}}" for case in found.values() for what, form in PROFILE)
-    columns = ["kernels", *(f"{LABELS[name]}: {what}" for name in found for what in ("ms", "number"))]
-    return Table("profile", "Where the time of a step goes", columns, [*rows, ["all", *totals]])
+    columns = ["kernels", *(f"{LABELS.get(name, name)}: {what}" for name in found for what in ("ms", "number"))]
+    return TextTable("profile", "Where the time of a step goes", columns, [*rows, ["all", *totals]])
 
 
-def _accuracy(report: Report) -> Table | None:
+def _accuracy(report: BenchReport) -> TextTable | None:
     found = report.get("accuracy")
     if not found:
         return None
     rows = [[name.replace("_", " "), *(f"{error:.1e}" for error in found[name])] for name in ("fast", "double_backward")]
     columns = ["gradient by", *(f"batch {number + 1}" for number in range(len(found["fast"])))]
-    return Table("accuracy", f"Relative error of the gradient against float64, {found['precision']}", columns, rows)
+    return TextTable("accuracy", f"Relative error of the gradient against float64, {found['precision']}", columns, rows)
 
 
-def _goals(report: Report) -> Table | None:
+def _goals(report: BenchReport) -> TextTable | None:
     found = goals(report)
     rows = [[goal["what"], f"{goal['value']:.2f}", goal["goal"], ANSWERS[goal["reached"]]] for goal in found]
-    return Table("goals", "Goals, set for an H200", ["figure", "measured", "goal", "reached"], rows) if rows else None
+    return TextTable("goals", "Goals, set for an H200", ["figure", "measured", "goal", "reached"], rows) if rows else None
 
 
-def _memory(report: Report) -> Table | None:
+def _memory(report: BenchReport) -> TextTable | None:
     memory = report.get("memory")
     if not memory:
         return None
     plain = memory["mib"]["plain"]
-    rows = [[LABELS[name], f"{mib:.0f}", f"{mib / plain:.2f}"] for name, mib in memory["mib"].items()]
-    return Table("memory", "Memory of a step beyond model, optimizer and batch", ["step", "peak, MiB", "times plain"], rows)
+    rows = [[LABELS.get(name, name), f"{mib:.0f}", f"{mib / plain:.2f}"] for name, mib in memory["mib"].items()]
+    return TextTable("memory", "Memory of a step beyond model, optimizer and batch", ["step", "peak, MiB", "times plain"], rows)
 
 
-def _throughput(report: Report) -> Table | None:
+def _throughput(report: BenchReport) -> TextTable | None:
     found = report.get("throughput")
     if not found:
         return None
     rows = [[f"{row['runs']} of {found['case']}", f"{row['ms_per_step_per_run']:.2f}"] for row in found["table"]]
     study = found["study"]
     rows.append([f"{study['runs']}: {', '.join(study['of'])}", f"{study['ms_per_step_per_run']:.2f}"])
-    return Table("throughput", "Runs at once, a stream and a graph each", ["runs", "ms per step and run"], rows)
+    return TextTable("throughput", "Runs at once, a stream and a graph each", ["runs", "ms per step and run"], rows)
 
 
-def _operator(report: Report) -> Table | None:
+def _operator(report: BenchReport) -> TextTable | None:
     if not report.get("operator"):
         return None
     rows = []
@@ -174,14 +265,14 @@ def _operator(report: Report) -> Table | None:
         rows.append(
             [name, f"{row['radius']}", f"{1000 * row['ms']:.1f}", f"{1000 * row['copy_ms']:.1f}", f"{row['ratio']:.2f}"]
         )
-    return Table("operator", "The operator L(x) alone", ["operation", "radius", "us", "copy, us", "times a copy"], rows)
+    return TextTable("operator", "The operator L(x) alone", ["operation", "radius", "us", "copy, us", "times a copy"], rows)
 
 
-def _training(report: Report) -> Table | None:
+def _training(report: BenchReport) -> TextTable | None:
     found = report.get("training")
     if not found:
         return None
     each, times = found["ms_per_step_per_run"], [found["training_seconds"], found["evaluation_seconds"]]
     row = [found["study"], f"{found['runs']}", f"{found['epochs']}", *(f"{time:.0f}" for time in times)]
     columns = ["study", "runs", "epochs", "training, s", "evaluation, s", "ms per step and run"]
-    return Table("training", "A study", columns, [[*row, "" if each is None else f"{each:.2f}"]])
+    return TextTable("training", "A study", columns, [[*row, "" if each is None else f"{each:.2f}"]])

@@ -1,4 +1,4 @@
-"""How everything is timed: warm, cases taking turns, the median of many; on CUDA device time of a replayed graph."""
+"""Timing: the median over interleaved rounds of warm calls; on CUDA the device time of a replayed graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import median, quantiles
 import torch
 
 Work = Callable[[], object]
-Progress = Callable[[str], None]  # is told what comes next
+Progress = Callable[[str], None]  # called with what comes next
 
 WARM_UP = 3
 
@@ -25,10 +25,10 @@ class Timing:
 
 
 def captured(work: Work, device: torch.device, repetitions: int = 1, stream: torch.cuda.Stream | None = None) -> Work:
-    """On CUDA the work, that many times, as one graph of kernels; whoever calls the result replays it. Else as it is.
+    """On CUDA, a function that replays ``repetitions`` calls as one CUDA graph; elsewhere the work itself.
 
-    Raises whatever the work raises where it cannot be captured. A work that is the backward pass of something recorded
-    before needs the ``stream`` of that: autograd goes back on the streams it came by.
+    Raises what the work raises if it cannot be captured. The backward pass of an earlier forward pass needs the ``stream``
+    of that pass, since autograd runs on the streams of the forward pass.
     """
     if device.type != "cuda":
         return work
@@ -39,12 +39,12 @@ def captured(work: Work, device: torch.device, repetitions: int = 1, stream: tor
             work()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    # A stream of its own, since matrix products keep a workspace per stream, which graphs at the same time must not share.
+    # A separate stream: matrix products keep a workspace per stream, which concurrent graphs must not share.
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for _ in range(repetitions):
             work()
 
-    def replay(work: Work = work) -> None:  # holds the work: its kernels and tensors must outlive the graph
+    def replay(work: Work = work) -> None:  # keeps a reference: the kernels and tensors of the work must outlive the graph
         graph.replay()
 
     return replay
@@ -53,9 +53,9 @@ def captured(work: Work, device: torch.device, repetitions: int = 1, stream: tor
 def timings(
     cases: Mapping[str, Work], repeats: int, device: torch.device, progress: Progress | None = None
 ) -> dict[str, Timing]:
-    """Each case once per round, so that a disturbance hits all alike."""
+    """Time each case once per round, so that a disturbance affects all of them."""
     if device.type == "cpu":
-        torch.empty(31 * 2**20, dtype=torch.uint8)  # the C library learns to keep freed memory, as in a process that trains
+        keep_freed_memory()
     samples: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(repeats):
         if progress is not None:
@@ -65,12 +65,17 @@ def timings(
     return {name: _timing(found) for name, found in samples.items()}
 
 
+def keep_freed_memory() -> None:
+    """Make the C library's allocator keep freed memory, as it does in a process that trains."""
+    torch.empty(31 * 2**20, dtype=torch.uint8)  # freeing a large block raises the threshold of malloc
+
+
 def milliseconds(work: Work, device: torch.device) -> float:
-    """One call after an uncounted one: between two events on the device, or by the clock on the wall."""
+    """The time of one call after a warm-up call: between two CUDA events, or by the wall clock."""
     if device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize(device)
-        work()  # while the device is busy with it, the counted call is launched
+        work()  # while the device is busy with this call, the timed one is launched
         start.record()
         work()
         end.record()

@@ -1,42 +1,50 @@
-"""What a report is made of: runs, groups of runs that differ in their seed alone, and the study. Nothing is read here."""
+"""A study as a report sees it: runs, and groups of runs that differ only in their seed. Reading is in ``reading.py``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from wassersmooth.robustness.intervals import wilson
-from wassersmooth.study import exhibits
+from wassersmooth.robustness.summary import CurvePoint
+from wassersmooth.study import figure_data
 from wassersmooth.study.estimates import Estimate, over_seeds
+from wassersmooth.study.measures import UNITS
 
 Record = Mapping[str, Any]
+# What the paper says about its training (section 5 and its appendix); configurations that lack a key have the default.
+PAPER_RECIPE = {
+    **{"dataset": "cifar10", "model": "resnet20", "activation": "softplus", "epochs": 200, "augment": False},
+    **{"batch_size": 128, "learning_rate": 0.1, "milestones": [100, 150], "momentum": 0.9, "weight_decay": 1e-4},
+}
 
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """The suite, the number of images of the clean row, and the hash of the test set they are the first of."""
+    """How a run was measured: the suite, the number of images of the clean row, and the hash of the test set."""
 
     suite: str
     images: int | None
     test_set: str
 
     def same_images(self, other: MeasuredOn) -> bool:
-        """Whether errors compare."""
+        """Whether the errors can be compared."""
         return (self.images, self.test_set) == (other.images, other.test_set)
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run folder; what could not be read is empty or None."""
+class RunRecord:
+    """What was read of one run; empty or None for a file that could not be read."""
 
     name: str
     config: Record
     epochs: tuple[Record, ...] = ()
     provenance: Record | None = None
     evaluation: Record | None = None
-    exhibits: exhibits.Exhibits | None = None
+    pictures: figure_data.FigureData | None = None
+    certificates: Record | None = None
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A value of the configuration, wherever it is nested."""
@@ -46,7 +54,7 @@ class Run:
         return number(section(self.evaluation, "errors").get(name))
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """The interval over test images that the evaluation stored, else Wilson's from the number of images."""
+        """The stored interval over test images, else Wilson's from the number of images."""
         stored = section(self.evaluation, "intervals").get(name)
         if isinstance(stored, list | tuple) and len(stored) == 2:
             low, high = number(stored[0]), number(stored[1])
@@ -56,16 +64,29 @@ class Run:
         return None if error is None or not images else wilson(round(error / 100 * images), images)
 
     def images(self, name: str = "clean") -> int | None:
-        """How many test images a row was measured on."""
+        """The number of test images of a row."""
         entries = (self.evaluation or {}).get("entries")
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, Mapping) and entry.get("name") == name:
                 return int(number(entry.get("images")) or 0) or None
         return int(number((self.evaluation or {}).get("images")) or 0) or None
 
+    def curve(self) -> tuple[CurvePoint, ...]:
+        """Error against epsilon over all attacks together; of an evaluation by an earlier version, over the single attacks."""
+        stored = _points((self.evaluation or {}).get("curve"))
+        if stored:
+            return stored
+        attacks = _points((self.evaluation or {}).get("entries"))
+        found = []
+        for ball in attacks:
+            inside = [p for p in attacks if (p.norm, p.units) == (ball.norm, ball.units) and p.epsilon <= ball.epsilon]
+            worst = max(inside, key=lambda point: point.error)
+            found.append(replace(worst, epsilon=ball.epsilon))
+        return tuple(dict.fromkeys(sorted(found, key=lambda point: point.epsilon)))
+
     @property
     def measured_on(self) -> MeasuredOn | None:
-        """What the run was measured by and on; None where it was not."""
+        """How the run was measured; None if it was not."""
         if self.evaluation is None or self.error("clean") is None:
             return None
         suite, test_set = (str(self.evaluation.get(key, "unknown")) for key in ("suite", "test_sha256"))
@@ -73,7 +94,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Training time: the sum over epochs, which a resumed run has too; else what the provenance says."""
+        """Training time: the sum over epochs, which is right for a resumed run too, else that of the provenance."""
         spent = [number(epoch.get("seconds")) for epoch in self.epochs]
         known = [value for value in spent if value is not None]
         return math.fsum(known) if known else number((self.provenance or {}).get("seconds"))
@@ -81,13 +102,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed only: a column of every table and a color of every figure."""
+    """Runs that differ only in their seed: a column in every table and a color in every figure."""
 
     kind: str
     title: str
     detail: str
     series: int
-    runs: tuple[Run, ...]
+    runs: tuple[RunRecord, ...]
 
     @property
     def name(self) -> str:
@@ -98,6 +119,21 @@ class Group:
         measured = [(value, run) for run in self.runs if (value := run.error(name)) is not None]
         single = measured[0][1].interval(name) if len(measured) == 1 else None
         return over_seeds([value for value, _ in measured], single, bounds=(0.0, 100.0))
+
+    def curve(self) -> tuple[CurvePoint, ...]:
+        """Error against epsilon: the mean over the seeds that measured it."""
+        found: dict[tuple[float, str, str], list[CurvePoint]] = {}
+        for run in self.runs:
+            for point in run.curve():
+                found.setdefault((point.epsilon, point.units, point.norm), []).append(point)
+        points = []
+        for ball, seeds in found.items():
+            single = (seeds[0].low, seeds[0].high) if len(seeds) == 1 else None
+            estimate = over_seeds([point.error for point in seeds], single, bounds=(0.0, 100.0))
+            if estimate is not None:
+                low, high = (estimate.mean if end is None else end for end in (estimate.low, estimate.high))
+                points.append(CurvePoint(*ball, estimate.mean, low, high, min(point.images for point in seeds)))
+        return tuple(points)
 
     def flips(self, axis: str) -> Estimate | None:
         """Label changes along a translation, over the seeds."""
@@ -110,27 +146,27 @@ class Group:
     def seconds(self) -> Estimate | None:
         return over_seeds([value for run in self.runs if (value := run.seconds) is not None], bounds=(0.0, math.inf))
 
-    def exhibits(self) -> exhibits.Exhibits | None:
-        """The pictures of the first seed that has some."""
-        return next((run.exhibits for run in self.runs if run.exhibits is not None), None)
+    def pictures(self) -> figure_data.FigureData | None:
+        """The pictures of the first seed that has them."""
+        return next((run.pictures for run in self.runs if run.pictures is not None), None)
 
 
 @dataclass(frozen=True)
-class Study:
-    """Everything a report is made of.
+class StudyRecord:
+    """Everything that goes into a report.
 
     Attributes:
         name: of the folder.
         groups: the paper's three first, then by name and strength.
-        complaints: one line for each file that is missing or broken.
+        warnings: one line for each file that is missing or broken.
     """
 
     name: str
     groups: tuple[Group, ...]
-    complaints: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[RunRecord, ...]:
         return tuple(run for group in self.groups for run in group.runs)
 
     def settings(self, key: str) -> list[Any]:
@@ -139,16 +175,28 @@ class Study:
         return [value for i, value in enumerate(found) if value is not None and value not in found[:i]]
 
     def of_kind(self, kind: str) -> Group | None:
-        """The first group of that kind: the one that stands beside the paper's numbers, and that the text compares."""
+        """The first group of a kind: it stands beside the paper's numbers, and the summary compares it."""
         return next((group for group in self.groups if group.kind == kind), None)
 
     def has_another(self, group: Group) -> bool:
-        """Whether a title is not enough: another group bears it too, with another strength."""
+        """Whether another group has the same title, with another strength."""
         return any(other.title == group.title for other in self.groups if other is not group)
 
     @property
+    def units(self) -> dict[str, str]:
+        """The units of epsilon, with a note: two only where the normalization makes them different questions."""
+        return {unit: note for unit, note in UNITS.items() if unit == "pixel" or self.std not in (None, 1.0)}
+
+    @property
+    def is_the_papers(self) -> bool:
+        """Whether the paper's numbers may stand beside these: CIFAR-10 with its network and its recipe."""
+        named = all(run.setting(key) == PAPER_RECIPE[key] for run in self.runs for key in ("dataset", "model", "epochs"))
+        alike = all(run.setting(key, value) == value for run in self.runs for key, value in PAPER_RECIPE.items())
+        return bool(self.runs) and named and alike
+
+    @property
     def std(self) -> float | None:
-        """One normalized unit in pixels, averaged over the channels; None where the models show no normalization."""
+        """One normalized unit in pixels, averaged over the channels; None without a normalization."""
         for run in self.runs:
             std = (run.evaluation or {}).get("std")
             numbers = [number(value) for value in std] if isinstance(std, list) else []
@@ -159,6 +207,7 @@ class Study:
 
 
 def find(record: Record, key: str, default: Any = None) -> Any:
+    """The value of a key, also inside nested objects."""
     if record.get(key) is not None:
         return record[key]
     for value in record.values():
@@ -167,12 +216,27 @@ def find(record: Record, key: str, default: Any = None) -> Any:
     return default
 
 
+def _points(stored: object) -> tuple[CurvePoint, ...]:
+    """The points of a curve, or the attacks among the entries of an evaluation; what is not usable is left out."""
+    found = []
+    for point in stored if isinstance(stored, list) else ():
+        if not isinstance(point, Mapping) or not all(isinstance(point.get(key), str) for key in ("units", "norm")):
+            continue
+        epsilon, *numbers, images = (number(point.get(key)) for key in ("epsilon", "error", "low", "high", "images"))
+        error, low, high = numbers
+        if epsilon and error is not None and low is not None and high is not None and images:
+            found.append(CurvePoint(epsilon, point["units"], point["norm"], error, low, high, int(images)))
+    return tuple(found)
+
+
 def section(record: Record | None, key: str) -> Record:
+    """The object under a key; empty if there is none."""
     found = (record or {}).get(key)
     return found if isinstance(found, Mapping) else {}
 
 
 def number(value: object) -> float | None:
+    """The value if it is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None

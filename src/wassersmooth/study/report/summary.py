@@ -1,4 +1,4 @@
-"""The paragraph at the top of a report, computed from the numbers: what was done, what came out, and what it does not show."""
+"""The text at the top of a report, computed from the numbers: what was done, the results, and what they do not show."""
 
 from __future__ import annotations
 
@@ -7,36 +7,29 @@ from collections.abc import Sequence
 
 from wassersmooth.robustness.report import UNMASKED
 from wassersmooth.study.estimates import Estimate
-from wassersmooth.study.report.data import Group, MeasuredOn, Study
-from wassersmooth.study.report.tables import UNITS
+from wassersmooth.study.measures import spoken
+from wassersmooth.study.report.data import Group, MeasuredOn, StudyRecord
 from wassersmooth.study.tables import listed
 
-Measure = tuple[str, list[tuple[Group, Estimate]]]  # where, and what each group has there
+Measure = tuple[str, list[tuple[Group, Estimate]]]  # its name in a sentence, and its value in each group
 
 GUESSING = 80.0  # percent
 MOST_NAMES = 6  # of runs in one sentence
 
-# The attack that the text speaks of: the strongest of these that every group has.
+# The text names the strongest of these attacks that every group has.
 HEADLINE = ("autoattack_8_pixel", "pgd20_margin_8_pixel", "ifgsm20_8_pixel", "fgsm_8_pixel")
-SPOKEN = {
-    "autoattack_8_pixel": "AutoAttack at 8/255",
-    "pgd20_margin_8_pixel": "20 margin-loss PGD steps at 8/255",
-    "ifgsm20_8_pixel": "I-FGSM-20 at 8/255",
-    "fgsm_8_pixel": "FGSM at 8/255",
-    "ifgsm20_8_normalized": "I-FGSM-20 at 8/255",
-}
 
 
-def summary(study: Study) -> tuple[str, str]:
-    """What was done and what it shows, and the numbers behind it with what they do not show; plain text."""
+def summary(study: StudyRecord) -> tuple[str, str]:
+    """Two paragraphs of plain text: what was done and what it shows; the numbers behind it and their limits."""
     numbers, compared = _numbers_of(study)
     compared = compared if _comparable(study) else []
-    lead = (_what(study), *_against_none(study, compared), *_comparison(study, compared))
+    lead = (_what(study), *_told(study), *_against_none(study, compared), *_comparison(study, compared))
     detail = (*numbers, _masking(study), _collapsed(study), _caveat(study))
     return " ".join(filter(None, lead)), " ".join(filter(None, detail))
 
 
-def subtitle(study: Study) -> str:
+def subtitle(study: StudyRecord) -> str:
     """Data set, model, epochs and seeds in one line."""
     parts = [", ".join(map(str, study.settings(key))) for key in ("dataset", "model")]
     epochs = ", ".join(f"{value}" for value in study.settings("epochs"))
@@ -46,37 +39,39 @@ def subtitle(study: Study) -> str:
     return " · ".join(filter(None, parts))
 
 
-def not_alike(study: Study) -> str:
-    """One line about runs that were measured otherwise than most: their numbers may not compare; empty where there is none."""
+def mismatch_warning(study: StudyRecord) -> str:
+    """One line about runs that were measured differently from most; empty if there are none."""
     measured = {run.name: found for run in study.runs if (found := run.measured_on) is not None}
-    ways = Counter(measured.values())
-    if len(ways) < 2:
+    setups = Counter(measured.values())
+    if len(setups) < 2:
         return ""
-    usual = max(ways, key=lambda way: (ways[way], way.images or 0))
-    odd = {name: way for name, way in measured.items() if way != usual}
-    named = [f"{name} ({_spoken(way, usual)})" for name, way in list(odd.items())[:MOST_NAMES]]
+    usual = max(setups, key=lambda setup: (setups[setup], setup.images or 0))
+    odd = {name: setup for name, setup in measured.items() if setup != usual}
+    named = [f"{name} ({_described(setup, usual)})" for name, setup in list(odd.items())[:MOST_NAMES]]
     more = [f"{len(odd) - MOST_NAMES} more"] if len(odd) > MOST_NAMES else []
-    same_images = all(way.same_images(usual) for way in odd.values())
+    same_images = all(setup.same_images(usual) for setup in odd.values())
     means = "rows that only one suite has are blank for the others" if same_images else "their errors do not compare"
-    count = f" --test-images {usual.images}" if any(way.suite == usual.suite for way in odd.values()) and usual.images else ""
+    count = (
+        f" --test-images {usual.images}" if any(setup.suite == usual.suite for setup in odd.values()) and usual.images else ""
+    )
     return (
-        f"Not all runs were measured alike: {listed(named + more)}; the others: {_spoken(usual)}; {means}; "
+        f"Not all runs were measured alike: {listed(named + more)}; the others: {_described(usual)}; {means}; "
         f"to measure all alike: wassersmooth evaluate FOLDER --suite {usual.suite}{count}"
     )
 
 
-def _comparable(study: Study) -> bool:
-    """Whether all errors are those of the same images: only then does the text compare them."""
-    ways = [found for run in study.runs if (found := run.measured_on) is not None]
-    return all(way.same_images(ways[0]) for way in ways)
+def _comparable(study: StudyRecord) -> bool:
+    """Whether all errors are of the same images: otherwise the text does not compare them."""
+    setups = [found for run in study.runs if (found := run.measured_on) is not None]
+    return all(setup.same_images(setups[0]) for setup in setups)
 
 
-def _spoken(way: MeasuredOn, usual: MeasuredOn | None = None) -> str:
-    other = "other " if usual is not None and usual.images == way.images and not way.same_images(usual) else ""
-    return f"suite {way.suite}, {way.images or 'unknown'} {other}test images"
+def _described(setup: MeasuredOn, usual: MeasuredOn | None = None) -> str:
+    other = "other " if usual is not None and usual.images == setup.images and not setup.same_images(usual) else ""
+    return f"suite {setup.suite}, {setup.images or 'unknown'} {other}test images"
 
 
-def _what(study: Study) -> str:
+def _what(study: StudyRecord) -> str:
     runs = len(study.runs)
     if not runs:
         return "No run of this study could be read."
@@ -86,20 +81,25 @@ def _what(study: Study) -> str:
     return f"{trained}{f' on {dataset}' if dataset else ''}, with {kinds}."
 
 
-def _numbers_of(study: Study) -> tuple[list[str], list[Measure]]:
-    """A sentence for each thing measured, and the same numbers for the comparison."""
+def _told(study: StudyRecord) -> list[str]:
+    """The summary of the only run, in the words of its own page."""
+    told = [run.evaluation.get("summary") for run in study.runs if run.evaluation is not None]
+    return [str(told[0])] if len(study.runs) == 1 and told and told[0] else []
+
+
+def _numbers_of(study: StudyRecord) -> tuple[list[str], list[Measure]]:
+    """A sentence for each measure, and the same numbers for the comparison."""
     clean = _measured(study, "clean")
     if not clean:
         return (["No run has been evaluated yet."] if study.runs else []), []
     sentences = [f"The error on clean test images is {_numbers(study, clean)} %."]
     compared: list[Measure] = [("on clean images", clean)]
     named = [name for name in HEADLINE if len(_measured(study, name)) == len(clean)]
-    for name in (*named[:1], "ifgsm20_8_normalized"):
+    for name in (*named[:1], *(["ifgsm20_8_normalized"] if len(study.units) > 1 else [])):
         found = _measured(study, name)
         if found:
-            units = UNITS["normalized" if name.endswith("normalized") else "pixel"][0].removeprefix("ε ")
-            sentences.append(f"Under {SPOKEN[name]} {units} it is {_numbers(study, found)} %.")
-            compared.append((f"under {SPOKEN[name]} {units}", found))
+            sentences.append(f"Under {spoken(name)} it is {_numbers(study, found)} %.")
+            compared.append((f"under {spoken(name)}", found))
     for axis in ("horizontal", "vertical"):
         flips = [(group, estimate) for group in study.groups if (estimate := group.flips(axis)) is not None]
         if flips:
@@ -108,11 +108,11 @@ def _numbers_of(study: Study) -> tuple[list[str], list[Measure]]:
     return sentences, compared
 
 
-def _against_none(study: Study, measures: Sequence[Measure]) -> list[str]:
-    """Whether penalties help under attack at all; in pixel units, which everybody means by 8/255."""
+def _against_none(study: StudyRecord, measures: Sequence[Measure]) -> list[str]:
+    """Whether penalties help under attack at all, in pixel units: the usual meaning of 8/255."""
     for words, found in measures:
         plain = next((estimate for group, estimate in found if group.kind == "none"), None)
-        others = [(_called(study, group), estimate) for group, estimate in found if group.kind != "none"]
+        others = [(label(study, group), estimate) for group, estimate in found if group.kind != "none"]
         if not words.endswith("pixel units") or plain is None or not others:
             continue
         better = [title for title, estimate in others if estimate.clear_of(plain) and estimate.mean < plain.mean]
@@ -123,8 +123,8 @@ def _against_none(study: Study, measures: Sequence[Measure]) -> list[str]:
     return []
 
 
-def _comparison(study: Study, measures: Sequence[Measure]) -> list[str]:
-    """Whether Wasserstein and Euclidean can be told apart: the paper's question. Of several strengths, the first of each."""
+def _comparison(study: StudyRecord, measures: Sequence[Measure]) -> list[str]:
+    """Whether Wasserstein and Euclidean differ: the paper's question. Of several strengths, the first of each."""
     evaluated = [group for _, found in measures[:1] for group, _ in found]
     first = {group.kind: group for group in reversed(evaluated)}
     euclidean, wasserstein = first.get("euclidean"), first.get("wasserstein")
@@ -135,7 +135,7 @@ def _comparison(study: Study, measures: Sequence[Measure]) -> list[str]:
     for words, found in measures:
         pair = [(group, estimate) for group, estimate in found if group is euclidean or group is wasserstein]
         if len(pair) == 2:
-            straight, moved = pair[0][1], pair[1][1]  # groups come in the paper's order
+            straight, moved = pair[0][1], pair[1][1]  # groups are in the paper's order
             kind = ("better" if moved.mean < straight.mean else "worse") if moved.clear_of(straight) else ""
             verdicts[kind].append(words)
             pairs += pair
@@ -157,11 +157,11 @@ def _comparison(study: Study, measures: Sequence[Measure]) -> list[str]:
 
 
 def _beyond(found: Sequence[tuple[Group, Estimate]]) -> str:
-    """What a difference is beyond: with one seed, the luck of training is not covered."""
+    """What a significant difference goes beyond: with one seed, the test does not cover the randomness of training."""
     return "beyond chance" if all(estimate.seeds > 1 for _, estimate in found) else "beyond the choice of test images"
 
 
-def _masking(study: Study) -> str:
+def _masking(study: StudyRecord) -> str:
     verdicts = [str(run.evaluation["verdict"]) for run in study.runs if run.evaluation and "verdict" in run.evaluation]
     if not verdicts:
         return ""
@@ -180,8 +180,8 @@ def _masking(study: Study) -> str:
     )
 
 
-def _collapsed(study: Study) -> str:
-    """Networks that guess look wonderfully stable: no attack and no translation changes what they say."""
+def _collapsed(study: StudyRecord) -> str:
+    """A warning about networks that guess: they look stable, since nothing changes a constant answer."""
     guessing = [run.name for run in study.runs if (run.error("clean") or 0.0) >= GUESSING]
     if not guessing:
         return ""
@@ -191,7 +191,7 @@ def _collapsed(study: Study) -> str:
     )
 
 
-def _caveat(study: Study) -> str:
+def _caveat(study: StudyRecord) -> str:
     if study.groups and max(len(group.runs) for group in study.groups) == 1:
         return "There is one seed for each setting: the intervals cover the choice of test images, not the luck of training."
     if study.groups and min(len(group.runs) for group in study.groups) < 3:
@@ -199,16 +199,16 @@ def _caveat(study: Study) -> str:
     return ""
 
 
-def _measured(study: Study, name: str) -> list[tuple[Group, Estimate]]:
+def _measured(study: StudyRecord, name: str) -> list[tuple[Group, Estimate]]:
     return [(group, estimate) for group in study.groups if (estimate := group.error(name)) is not None]
 
 
-def _numbers(study: Study, found: Sequence[tuple[Group, Estimate]], digits: int = 1) -> str:
-    return listed([f"{estimate.mean:.{digits}f} ({_called(study, group)})" for group, estimate in found])
+def _numbers(study: StudyRecord, found: Sequence[tuple[Group, Estimate]], digits: int = 1) -> str:
+    return listed([f"{estimate.mean:.{digits}f} ({label(study, group)})" for group, estimate in found])
 
 
-def _called(study: Study, group: Group) -> str:
-    """A group in a sentence: by its title, and by its strength where another one bears that title too."""
+def label(study: StudyRecord, group: Group) -> str:
+    """A group in a sentence: its title, with its strength if another group has the same title."""
     title = "none" if group.kind == "none" else group.title
     return f"{title}, {group.detail}" if study.has_another(group) and group.detail else title
 

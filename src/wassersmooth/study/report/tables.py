@@ -1,4 +1,4 @@
-"""Which tables a report has: the paper's two beside the paper's own numbers, what goes beyond them, cost and provenance."""
+"""The tables of a report: the paper's two beside its numbers, further measures, masking, cost and provenance."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 
 from wassersmooth.study.estimates import over_seeds
-from wassersmooth.study.report.data import Group, Run, Study, number
-from wassersmooth.study.tables import DASH, MINUS, NBSP, TIMES, Cell, Row, Table, cells, short_commit
+from wassersmooth.study.measures import CLEAN, UNITS, error_key, full_title, table_title
+from wassersmooth.study.report.data import Group, RunRecord, StudyRecord, number
+from wassersmooth.study.tables import DASH, MINUS, TIMES, Cell, Table, TableRow, cells, short_commit
 
 # The paper's tables 1 and 2: CIFAR-10, ResNet-20, 200 epochs.
 PAPER_ERRORS = {
@@ -20,91 +21,71 @@ PAPER_FLIPS = {
     "horizontal": {"none": 10.009, "euclidean": 7.898, "wasserstein": 6.488},
     "vertical": {"none": 9.920, "euclidean": 9.437, "wasserstein": 7.956},
 }
-PAPER_ROWS = (
-    ("clean", "Natural"),
-    ("fgsm_8", f"FGSM ε{NBSP}={NBSP}8/255"),
-    ("fgsm_25", f"FGSM ε{NBSP}={NBSP}25/255"),
-    ("ifgsm20_8", f"I-FGSM-20 ε{NBSP}={NBSP}8/255"),
-)
-UNITS = {
-    "pixel": ("ε in pixel units", "pixels are 0 to 1, attacked images stay in that range"),
-    "normalized": ("ε in normalized units", "after the network's normalization, not clipped: probably the paper's protocol"),
-}
+PAPER_ATTACKS = tuple(PAPER_ERRORS)[1:]
 AS_ABOVE = "Small print and bold as in table 1."
 INTERVALS = (
     "Small print: 95 % t-interval over seeds; where there is one seed, Wilson's interval over test images (for flips: "
     "bootstrap). Bold: lowest of its row beyond chance."
 )
-WORDS = {
-    "pgd20_margin": "PGD-20, margin loss,",
-    "pgd20_l2": "PGD-20, L2 norm",
-    "wasserstein20": "Wasserstein PGD-20",
-    "autoattack": "AutoAttack",
-    "noise": "random ± noise",
-    "gaussian_noise": "Gaussian noise, standard deviation",
-    "wasserstein_noise": "Wasserstein noise, root mean square",
-    "elastic": "elastic deformation, pixels:",
-    "rotation": "rotation, degrees up to",
-    "scaling": "scaling, factor up to",
-}
 
 
-def all_tables(study: Study) -> list[Table]:
-    """Every table that has something to show, in the order of the page."""
+def all_tables(study: StudyRecord) -> list[Table]:
+    """All tables with content, in the order of the page."""
     makers = (errors_table, flips_table, beyond_table, masking_table, cost_table, provenance_table)
     return [table for make in makers if (table := make(study)) is not None]
 
 
-def error_name(stem: str, units: str) -> str:
-    """The name that the evaluation gives a row of table 1."""
-    return stem if stem == "clean" else f"{stem}_{units}"
+def paper_error(stem: str, group: Group, study: StudyRecord) -> float | None:
+    """The paper's number, in its own experiment, for the first group of its kind; further ones would repeat it."""
+    known = PAPER_ERRORS[stem].get(group.kind)
+    return known if study.is_the_papers and study.of_kind(group.kind) is group else None
 
 
-def paper_error(stem: str, group: Group, study: Study) -> float | None:
-    """The paper's number, beside the first group of its kind; a second one of that kind would only repeat it."""
-    return PAPER_ERRORS[stem].get(group.kind) if study.of_kind(group.kind) is group else None
-
-
-def errors_table(study: Study) -> Table | None:
-    """The paper's table 1 in both units."""
-    rows: list[Row] = []
-    for units, (title, note) in UNITS.items():
+def errors_table(study: StudyRecord) -> Table | None:
+    """The paper's table 1, in both units where they differ."""
+    rows: list[TableRow] = []
+    for units, note in study.units.items():
         found = []
-        for stem, label in PAPER_ROWS[1:]:
-            estimates = [group.error(error_name(stem, units)) for group in study.groups]
+        for stem in PAPER_ATTACKS:
+            estimates = [group.error(error_key(stem, units)) for group in study.groups]
             if any(estimates):
-                found.append(Row(label, cells(estimates, 1, [paper_error(stem, group, study) for group in study.groups])))
-        rows += [Row(title, note=note), *found] if found else []
+                found.append(
+                    TableRow(
+                        table_title(stem), cells(estimates, 1, [paper_error(stem, group, study) for group in study.groups])
+                    )
+                )
+        said = note if study.is_the_papers else note.partition(":")[0]
+        rows += [TableRow(f"ε in {units} units", note=said), *found] if found else []
     clean = [group.error("clean") for group in study.groups]
     if any(clean):
-        rows.insert(0, Row("Natural", cells(clean, 1, [paper_error("clean", group, study) for group in study.groups])))
+        rows.insert(
+            0, TableRow(table_title(CLEAN), cells(clean, 1, [paper_error("clean", group, study) for group in study.groups]))
+        )
     if not rows:
         return None
-    ratio = f" Here 8/255 after normalization is about {8 * study.std:.1f}/255 in pixels." if study.std else ""
-    caption = (
-        f"Error on {_count(study)}test images in percent; lower is better. The paper does not state the units of ε, so its "
-        f"numbers stand beside both.{ratio} {INTERVALS}{_not_the_papers(study)}"
-    )
+    both = len(study.units) > 1 and study.std is not None
+    ratio = f" Here 8/255 after normalization is about {8 * study.std:.1f}/255 in pixels." if both and study.std else ""
+    paper = " The paper does not state the units of ε, so its numbers stand beside both." if study.is_the_papers else ""
+    caption = f"Error on {_count(study)}test images in percent; lower is better.{paper}{ratio} {INTERVALS}"
     return Table(
         "table-1", "Table 1. Clean and adversarial error.", "Test data", _columns(study), tuple(rows), caption, _series(study)
     )
 
 
-def flips_table(study: Study) -> Table | None:
+def flips_table(study: StudyRecord) -> Table | None:
     """The paper's table 2."""
     rows = []
     for axis, papers in PAPER_FLIPS.items():
         estimates = [group.flips(axis) for group in study.groups]
         if any(estimates):
-            paper = [papers.get(g.kind) if study.of_kind(g.kind) is g else None for g in study.groups]
-            rows.append(Row(f"{axis.capitalize()} translation", cells(estimates, 2, paper)))
+            printed = papers if study.is_the_papers else {}
+            paper = [printed.get(g.kind) if study.of_kind(g.kind) is g else None for g in study.groups]
+            rows.append(TableRow(f"{axis.capitalize()} translation", cells(estimates, 2, paper)))
     if not rows:
         return None
     reach = _reach(study)
     counted = f" Counted over shifts from {MINUS}{reach} to +{reach} pixels." if reach else ""
-    caption = (
-        f"Mean number of label flips along a translated sequence; lower is better.{counted} {AS_ABOVE}{_not_the_papers(study)}"
-    )
+    caption = f"Mean number of label flips along a translated sequence; lower is better.{counted} {AS_ABOVE}"
     return Table(
         "table-2",
         "Table 2. Label flips under translation.",
@@ -116,9 +97,9 @@ def flips_table(study: Study) -> Table | None:
     )
 
 
-def beyond_table(study: Study) -> Table | None:
-    """Every other error that was measured: stronger attacks, noise and deformations."""
-    in_table_1 = {error_name(stem, units) for stem, _ in PAPER_ROWS for units in UNITS}
+def beyond_table(study: StudyRecord) -> Table | None:
+    """All other measured errors: stronger attacks, noise and deformations."""
+    in_table_1 = {error_key(stem, units) for stem in PAPER_ERRORS for units in UNITS}
     names: dict[str, None] = {}
     for run in study.runs:
         errors = (run.evaluation or {}).get("errors")
@@ -127,12 +108,12 @@ def beyond_table(study: Study) -> Table | None:
     for name in names:
         estimates = [group.error(name) for group in study.groups]
         if name not in in_table_1 and not name.startswith("corruption_") and any(estimates):
-            rows.append(Row(row_title(name), cells(estimates)))
+            rows.append(TableRow(full_title(name), cells(estimates)))
     corruptions = [name for name in names if name.startswith("corruption_")]
     if corruptions:
         means = [_mean_corruption(group, corruptions) for group in study.groups]
         rows.append(
-            Row(
+            TableRow(
                 "common corruptions",
                 cells([over_seeds(seeds, bounds=(0.0, 100.0)) for seeds in means]),
                 f"mean of {len(corruptions)}",
@@ -140,12 +121,12 @@ def beyond_table(study: Study) -> Table | None:
         )
     if not rows:
         return None
-    caption = f"Error in percent under attacks that the paper did not run, noise and deformations. {AS_ABOVE}"
-    return Table("table-3", "Beyond the paper.", "Test data", _columns(study), tuple(rows), caption, _series(study))
+    caption = f"Error in percent under further attacks, noise and deformations. {AS_ABOVE}"
+    return Table("table-3", "Further measures.", "Test data", _columns(study), tuple(rows), caption, _series(study))
 
 
-def masking_table(study: Study) -> Table | None:
-    """Whether the attacks above can be trusted: what the checks said about each group, and why."""
+def masking_table(study: StudyRecord) -> Table | None:
+    """Whether the attacks can be trusted: the verdict of the checks on each group, and their evidence."""
     rows = []
     for group in study.groups:
         said: dict[str, int] = {}
@@ -162,7 +143,7 @@ def masking_table(study: Study) -> Table | None:
         if said:
             runs = sum(said.values())
             verdicts = "; ".join(f"{verdict} ({count} of {runs})" if runs > 1 else verdict for verdict, count in said.items())
-            rows.append(Row(group.title, (Cell(verdicts), Cell("; ".join(evidence) or DASH)), group.detail))
+            rows.append(TableRow(group.title, (Cell(verdicts), Cell("; ".join(evidence) or DASH)), group.detail))
     if not rows:
         return None
     caption = (
@@ -173,11 +154,13 @@ def masking_table(study: Study) -> Table | None:
     return Table("table-4", "Signs of gradient masking.", "Regularizer", columns, tuple(rows), caption, numeric=False)
 
 
-def cost_table(study: Study) -> Table | None:
+def cost_table(study: StudyRecord) -> Table | None:
     """Training time, and what a penalty costs relative to none."""
     plain = study.of_kind("none")
     reference = plain.seconds() if plain is not None else None
-    shared = any(number(run.setting("parallel")) not in (None, 1) for run in study.runs)  # runs in turns all take as long
+    shared = any(
+        number(run.setting("parallel")) not in (None, 1) for run in study.runs
+    )  # runs that take turns last equally long
     rows = []
     for group in study.groups:
         seconds = group.seconds()
@@ -190,7 +173,7 @@ def cost_table(study: Study) -> Table | None:
         low_high = cells([seconds])[0].interval
         each = f"{per_epoch.mean:.2f}" if per_epoch is not None else DASH
         rows.append(
-            Row(
+            TableRow(
                 group.title,
                 (Cell(f"{seconds.mean:.1f}", low_high), Cell(each), Cell(ratio), Cell(str(seconds.seeds))),
                 group.detail,
@@ -207,8 +190,8 @@ def cost_table(study: Study) -> Table | None:
     return Table("table-5", "Cost.", "Regularizer", columns, tuple(rows), caption)
 
 
-def provenance_table(study: Study) -> Table | None:
-    """Where every number comes from."""
+def provenance_table(study: StudyRecord) -> Table | None:
+    """The commit, machine, versions and command of each run."""
     rows = []
     for run in study.runs:
         record = run.provenance
@@ -221,7 +204,7 @@ def provenance_table(study: Study) -> Table | None:
         command = record.get("command")
         words = " ".join(map(str, command)) if isinstance(command, list) else _plain(command)
         rows.append(
-            Row(
+            TableRow(
                 run.name,
                 tuple(Cell(x) for x in (_seed(run), short_commit(_plain(record.get("commit"))), machine, packages, words)),
             )
@@ -233,41 +216,21 @@ def provenance_table(study: Study) -> Table | None:
     return Table("table-6", "Provenance.", "Run", columns, tuple(rows), caption, numeric=False)
 
 
-def row_title(name: str) -> str:
-    """``pgd20_margin_8_pixel`` in words."""
-    for stem in sorted(WORDS, key=len, reverse=True):
-        if name.startswith(f"{stem}_"):
-            rest = name.removeprefix(f"{stem}_").split("_")
-            if rest[-1] == "pixel":
-                size = rest[0] if "." in rest[0] else f"{rest[0]}/255"
-                return f"{WORDS[stem]} ε{NBSP}={NBSP}{size}, pixel units"
-            return f"{WORDS[stem]} {' '.join(rest)}"
-    return name.replace("_", " ")
-
-
-def _columns(study: Study) -> tuple[tuple[str, str], ...]:
+def _columns(study: StudyRecord) -> tuple[tuple[str, str], ...]:
     return tuple((group.title, group.detail) for group in study.groups)
 
 
-def _series(study: Study) -> tuple[int | None, ...]:
+def _series(study: StudyRecord) -> tuple[int, ...]:
     return tuple(group.series for group in study.groups)
 
 
-def _not_the_papers(study: Study) -> str:
-    dataset, model = study.settings("dataset"), study.settings("model")
-    if dataset in ([], ["cifar10"]) and model in ([], ["resnet20"]):
-        return ""
-    here = f"{', '.join(map(str, dataset))} (model: {', '.join(map(str, model))})"
-    return f" The paper's numbers are for CIFAR-10 with ResNet-20, this study's for {here}: compare orders, not values."
-
-
-def _count(study: Study) -> str:
-    """How many images the clean error was measured on; several numbers where the runs do not agree."""
+def _count(study: StudyRecord) -> str:
+    """The number of images of the clean error; several numbers if the runs differ."""
     counts = sorted({count for run in study.runs if run.error("clean") is not None and (count := run.images())})
     return " or ".join(f"{count:,}" for count in counts) + " " * bool(counts)
 
 
-def _reach(study: Study) -> int | None:
+def _reach(study: StudyRecord) -> int | None:
     for run in study.runs:
         entries = (run.evaluation or {}).get("translations")
         for entry in entries if isinstance(entries, list) else ():
@@ -281,7 +244,7 @@ def _mean_corruption(group: Group, names: list[str]) -> list[float]:
     return [sum(values) / len(values) for values in found if values]
 
 
-def _seed(run: Run) -> str:
+def _seed(run: RunRecord) -> str:
     return _plain(run.setting("seed"))
 
 

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wassersmooth.study import durable, figures
-from wassersmooth.study.regularizers import readable
+from wassersmooth.study.regularizers import strength_label
 from wassersmooth.study.search.selection import TOLERANCE, Measured
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LETTERS = 14  # of the title in an inch
+LETTERS = 14  # of the title per inch
 
 
 def draw(measured: Sequence[Measured], chosen: Measured, path: Path) -> Path:
-    """One panel for each mass: eta downwards, radius to the right; a kind without a graph has one column and no radius."""
+    """Write a panel for each mass, with eta downwards and radius to the right; a kind without a graph has one column."""
     durable.write(path, figures.to_png(picture(measured, chosen), 120))
     return path
 
 
 def picture(measured: Sequence[Measured], chosen: Measured) -> Figure:
-    """What :func:`draw` writes."""
+    """The PNG file that :func:`draw` writes."""
     from matplotlib.patches import Rectangle
 
     masses = sorted({m.point.mass for m in measured})
@@ -35,7 +35,7 @@ def picture(measured: Sequence[Measured], chosen: Measured) -> Figure:
     width = 2.2 + 1.3 * len(radii) * len(masses)
     rule = f"{chosen.point.kind}; framed: lowest robust error with clean error within {TOLERANCE:g} of the best"
     title = textwrap.wrap(rule, int(LETTERS * width))
-    figure = figures.sheet((width, 1.6 + 0.2 * len(title) + 0.8 * len(etas)), "the heat map of a sweep")
+    figure = figures.new_figure((width, 1.6 + 0.2 * len(title) + 0.8 * len(etas)), "the heat map of a sweep")
     low, high = min(m.robust for m in measured), max(m.robust for m in measured)
     for number, mass in enumerate(masses):
         axes = figure.add_subplot(1, len(masses), number + 1)
@@ -52,7 +52,7 @@ def picture(measured: Sequence[Measured], chosen: Measured) -> Figure:
                 axes.add_patch(Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, fill=False, edgecolor="tab:red", linewidth=3))
         image = axes.imshow(table, cmap="viridis", vmin=low, vmax=high, aspect="auto")
         axes.set_xticks(range(len(radii)) if any(radii) else [], [str(radius) for radius in radii if radius])
-        axes.set_yticks(range(len(etas)), [readable(eta) for eta in etas])
+        axes.set_yticks(range(len(etas)), [strength_label(eta) for eta in etas])
         axes.set_xlabel("radius, pixels" if any(radii) else "")
         axes.set_ylabel("eta")
         axes.set_title(f"mass {mass:g}" if len(masses) > 1 else "robust error, %")

@@ -1,0 +1,106 @@
+"""The networks, and how a forward pass of them is made fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import wassersmooth as ws
+from wassersmooth.study.data import Dataset
+from wassersmooth.study.models import ResNet20
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut, projected by a 1x1 convolution where the shape changes."""
+
+    def __init__(self, channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out_channels, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(out_channels)
+        same = channels == out_channels and stride == 1
+        self.shortcut: nn.Module = nn.Identity()
+        if not same:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(y + self.shortcut(x))
+
+
+class ResNet18(nn.Module):
+    """The customary ResNet-18 for 32x32 pixels: a 3x3 stem, 64 to 512 channels, 11.2 M parameters."""
+
+    def __init__(self, channels: int, classes: int, width: int = 64) -> None:
+        super().__init__()
+        widths = [width, width, 2 * width, 4 * width, 8 * width]
+        blocks = []
+        for stage in range(4):
+            before, after = widths[stage], widths[stage + 1]
+            blocks += [Block(before, after, 1 if stage == 0 else 2), Block(after, after, 1)]
+        self.conv = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(8 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.blocks(F.relu(self.norm(self.conv(x))))
+        scores: Tensor = self.head(features.mean((2, 3)))
+        return scores
+
+
+class MnistNet(nn.Module):
+    """Four convolutions, the first ones wide, since neighboring pixels have to be averaged, and two linear layers."""
+
+    def __init__(self, channels: int, classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(channels, width, 5, 1, 2, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
+            *(nn.Conv2d(width, width, 5, 2, 2, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
+            *(nn.Conv2d(width, 2 * width, 3, 1, 1, bias=False), nn.BatchNorm2d(2 * width), nn.ReLU()),
+            *(nn.Conv2d(2 * width, 2 * width, 3, 2, 1, bias=False), nn.BatchNorm2d(2 * width), nn.ReLU()),
+        )
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(2 * width * 49, 128), nn.ReLU(), nn.Linear(128, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.features(x))
+        return scores
+
+
+def build(network: str, data: Dataset, small: bool, seed: int) -> nn.Module:
+    """The network with the normalization of its data, initialized by the seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inner: nn.Module
+        if network == "resnet20":
+            inner = ResNet20(data.channels, data.classes, "relu", width=4 if small else 16)
+        elif network == "resnet18":
+            inner = ResNet18(data.channels, data.classes, width=4 if small else 64)
+        else:
+            inner = MnistNet(data.channels, data.classes, width=4 if small else 32)
+    return ws.Normalized(inner, *data.normalization())
+
+
+class Bfloat16(nn.Module):
+    """A network in bfloat16 and channels-last, compiled for batches of one size; others run eagerly.
+
+    It is another function than the same network in float32, and it is the one that is trained, certified and attacked.
+    """
+
+    def __init__(self, model: nn.Module, batch_size: int, compiled: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.model, self.batch_size = model, batch_size
+        # In a tuple, so as not to be a submodule: its weights are those of the model.
+        self.compiled = (model if compiled is None else compiled,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+            x = x.contiguous(memory_format=torch.channels_last)
+            scores: Tensor = self.compiled[0](x) if len(x) == self.batch_size else self.model(x)
+        return scores.float()

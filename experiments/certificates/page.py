@@ -1,0 +1,298 @@
+"""The page and its plots, from the rows alone."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.certificates import stored_rows
+from experiments.certificates.settings import CIFAR_SIGMAS, NETWORKS, TITLES, Setting, settings_of
+from experiments.row_store import Row
+from wassersmooth.robustness.intervals import wilson
+from wassersmooth.study import durable, figures
+from wassersmooth.study.tables import DASH, counted, escape_value, short_commit
+
+NETWORK_TITLES = {"resnet20": "ResNet-20", "resnet18": "ResNet-18", "mnist": "MNIST network"}
+W1_RADII = (0.1, 0.25, 0.5, 1.0)
+RELATIVE_RADII = (0.01, 0.02, 0.05)
+# The medians that Levine and Feizi print for flows of this standard deviation, in units of the mass (AISTATS 2020, MNIST).
+LEVINE_FEIZI = {0.005: 0.0101, 0.01: 0.0132, 0.02: 0.0095}
+MASS = 100.0  # of a digit, about: their flow of 0.01 is a pixel's standard deviation of 2
+COLORS = {"euclidean": ("#9ecae1", "#4292c6", "#084594"), "wasserstein": ("#fdae6b", "#e6550d", "#7f2704")}
+
+NOT_CERTIFIED = """\
+## What is not certified
+
+- Perturbations that create or remove mass: white noise, brightness, clipping, JPEG, rounding to 8 bits. They are outside the
+  range of `L(1)`, and no radius covers them. A mass term m would, with the small L2 radius `sqrt(m) R`.
+- Images that leave [0, 1] are covered by the radii in the metric and in W1, and not by the geodesic ones.
+- The network itself: the certificate is for its vote over noise, which costs 10,100 forward passes for each image (11,000 on
+  MNIST).
+- All images at once: alpha is for each image.
+- Rounding: the theorem is about real numbers, and the networks run in bfloat16, which is the function that is certified.
+"""
+
+
+@dataclass(frozen=True)
+class Certified:
+    """The certificates of one setting, over all of its images."""
+
+    setting: Setting
+    rows: Sequence[Row]
+
+    def values(self, name: str) -> list[Any]:
+        return [value for row in sorted(self.rows, key=lambda row: row["part"]) for value in row[name]]
+
+    @property
+    def images(self) -> int:
+        return len(self.values("labels"))
+
+    @property
+    def right(self) -> list[bool]:
+        return [found == label for found, label in zip(self.values("classes"), self.values("labels"), strict=True)]
+
+    def held(self, unit: str) -> list[float]:
+        """The radius of each image, -1 where the class is wrong or not certain."""
+        return [value if right else -1.0 for value, right in zip(self.values(unit), self.right, strict=True)]
+
+    def accuracy(self, radius: float, unit: str) -> str:
+        count = sum(value >= radius for value in self.held(unit))
+        return percent(count, self.images)
+
+    def median(self, unit: str) -> float:
+        """Over all images, 0 for those that are wrong or not certain."""
+        return statistics.median(max(0.0, value) for value in self.held(unit))
+
+
+def write_page(folder: Path, rows: str, speed: str) -> Path:
+    """Write the page and the plots beside the rows."""
+    stored, timed = stored_rows.read(folder / rows), stored_rows.read_speed(folder / speed)
+    certified = [found for network in NETWORKS for found in certificates(stored, network)]
+    lines = ["# Certificates", "", *_head(stored), *_reading(certified)]
+    for network in ("resnet20", "resnet18"):
+        mine = [one for one in certified if one.setting.network == network]
+        if mine:
+            lines += [f"## CIFAR-10, {NETWORK_TITLES[network]}", "", *_cifar_table(mine), ""]
+            durable.write(folder / f"{network}.png", curves_png(mine, "w1", "W1 radius (mass x pixels)"))
+            lines += [f"![Certified accuracy of {NETWORK_TITLES[network]} against the W1 radius.]({network}.png)", ""]
+    mine = [one for one in certified if one.setting.network == "mnist"]
+    if mine:
+        lines += ["## MNIST, beside Levine and Feizi", "", *_mnist_table(mine), ""]
+        durable.write(folder / "mnist.png", curves_png(mine, "relative_w1", "W1 radius / mass (pixels)"))
+        lines += ["![Certified accuracy on MNIST against the W1 radius relative to the mass.](mnist.png)", ""]
+    attacks = [row for row in stored if row["row"] == "attack"]
+    if attacks:
+        lines += ["## The smoothed networks under attack", "", *_attack_table(attacks), ""]
+    if timed:
+        lines += ["## Speed", "", *_speed_table(timed), ""]
+    lines.append(NOT_CERTIFIED)
+    page = folder / "certificates.md"
+    durable.write(page, "\n".join(lines).encode())
+    return page
+
+
+def certificates(stored: Sequence[Row], network: str) -> list[Certified]:
+    """The settings of a network that have rows, in the order of noise and sigma."""
+    found = []
+    for setting in sorted(settings_of(network), key=lambda one: (one.noise, one.sigma)):
+        rows = [r for r in stored if r["row"] == "certificates" and all(r[k] == v for k, v in setting.key.items())]
+        if rows:
+            found.append(Certified(setting, rows))
+    return found
+
+
+def percent(count: int, images: int) -> str:
+    """Percent with Wilson's interval."""
+    low, high = wilson(count, images)
+    return f"{100 * count / images:.1f} ({low:.0f} to {high:.0f})"
+
+
+@cache
+def _largest_eigenvalue() -> float:
+    """Of L(1) on 32x32 pixels with four neighbors: an L2 ball of radius R holds that of L(1) of radius R / its root."""
+    metric = Setting("resnet20", "wasserstein", 1.0).metric(32, 32)
+    matrix = metric.cometric(torch.ones(1, 1, 32, 32, dtype=torch.float64)).as_matrix()
+    return float(torch.linalg.eigvalsh(matrix[0])[-1])
+
+
+def _head(stored: Sequence[Row]) -> list[str]:
+    origins = {
+        (origin["hardware"], origin["versions"]["torch"], short_commit(origin.get("commit") or origin.get("source_sha256")))
+        for origin in (row["origin"] for row in stored)
+    }
+    made = escape_value("; ".join(f"{hardware}, torch {version}, {commit}" for hardware, version, commit in sorted(origins)))
+    return [
+        *_paragraph(
+            "How far from a test image the vote of a network over noise cannot change, with probability 1 - alpha for each",
+            "image: white noise (Cohen et al., 2019) and noise of covariance `sigma^2 L(1)` on the graph of the four nearest",
+            "neighbors ([maths](../../docs/maths.md), section 9). That graph has the smallest constant between its norm and W1",
+            "of all that were tried. In unit scale a pixel of both noises has the standard deviation sigma. Each network is",
+            "trained on its own noise, with one seed; all are measured on the same test images, chosen by content. Intervals",
+            "are Wilson's 95 % over the images, and say nothing about other seeds.",
+        ),
+        *_paragraph(f"{made}. The commands are in [experiments/certificates](../../experiments/certificates/README.md)."),
+    ]
+
+
+def _reading(certified: Sequence[Certified]) -> list[str]:
+    """The sigma with the largest median W1 radius of each noise, network by network, in words."""
+    found = []
+    for network, title in NETWORK_TITLES.items():
+        unit, digits = ("relative_w1", 4) if network == "mnist" else ("w1", 2)
+        best = {}
+        for noise in TITLES:
+            mine = [one for one in certified if (one.setting.network, one.setting.noise) == (network, noise)]
+            if mine:
+                best[noise] = max(mine, key=lambda one: one.median(unit))
+        if len(best) == len(TITLES):
+            found.append(
+                f"{title} "
+                + " and ".join(
+                    f"{best[noise].median(unit):.{digits}f} with {TITLES[noise]} (sigma {best[noise].setting.sigma:g}, "
+                    f"{100 * best[noise].right.count(False) / best[noise].images:.1f} % errors)"
+                    for noise in reversed(TITLES)
+                )
+            )
+    if not found:
+        return []
+    return _paragraph(
+        f"**In short.** The largest median W1 radius (on MNIST, over the mass) of the three sigmas: {'; '.join(found)}. White",
+        "noise covers every perturbation of its L2 radius, Wasserstein noise only those that conserve each channel's mass.",
+    )
+
+
+def _paragraph(*sentences: str) -> list[str]:
+    """The text in lines of the width of a page, and an empty line."""
+    return [*textwrap.wrap(" ".join(sentences), 140, break_long_words=False, break_on_hyphens=False), ""]
+
+
+def _cifar_table(found: Sequence[Certified]) -> list[str]:
+    first = found[0].rows[0]
+    root = _largest_eigenvalue() ** 0.5
+    heads = ["noise", "sigma", "error of the network", "error of its vote", "no class certain"]
+    heads += [f"certified at W1 {radius:g}" for radius in W1_RADII]
+    heads += ["median W1", "median L2", "median in L(1)", "images/s"]
+    lines = [
+        *_paragraph(
+            f"{counted(found[0].images, 'image')}, {first['samples']:,} draws and {first['select']} to select the class, alpha",
+            f"{first['alpha']:g}. Errors and certified accuracies in percent; medians over all images, 0 where the class is",
+            "wrong or not certain. The L2 radius of Wasserstein noise is 0: no L2 ball conserves mass. An L2 ball of radius R",
+            f"holds that of L(1) of radius R / {root:.3f}. The error of the network is that without noise, which it was not",
+            "trained for. Images per second are noisy ones, with other processes on the GPU; alone they are in the last table.",
+        ),
+        "| " + " | ".join(heads) + " |",
+        "|" + "---|" * len(heads),
+    ]
+    for one in found:
+        wrong = sum(a != b for a, b in zip(one.values("unsmoothed"), one.values("labels"), strict=True))
+        uncertain = sum(value < 0 for value in one.values("classes"))
+        white = one.setting.noise == "euclidean"
+        draws = one.images * (first["samples"] + first["select"]) / sum(row["seconds"] for row in one.rows)
+        cells = [TITLES[one.setting.noise], f"{one.setting.sigma:g}", percent(wrong, one.images)]
+        cells += [percent(one.images - sum(one.right), one.images), f"{100 * uncertain / one.images:.1f}"]
+        cells += [one.accuracy(radius, "w1") for radius in W1_RADII]
+        cells += [f"{one.median('w1'):.3f}", f"{one.median('l2'):.3f}" if white else "0"]
+        cells += [f"{one.median('radii') / (root if white else 1):.3f}", f"{draws:,.0f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _mnist_table(found: Sequence[Certified]) -> list[str]:
+    first = found[0].rows[0]
+    heads = ["noise", "sigma", "error of its vote", "no class certain"]
+    heads += [f"certified at {radius:g}" for radius in RELATIVE_RADII]
+    heads += ["median radius", "printed by Levine and Feizi"]
+    lines = [
+        *_paragraph(
+            "Radii are W1 over the mass of the image, with the Euclidean distance of pixels: their unit. As theirs:",
+            f"{first['select']:,} draws to select, {first['samples']:,} to bound, alpha {first['alpha']:g};",
+            f"{counted(found[0].images, 'image')} here, all of the test images there. They add Laplace noise of standard",
+            "deviation s to the flows of an image of mass 1, which at a mass of 100 is a pixel's standard deviation of 200 s;",
+            "the sigmas here are those of s = 0.005, 0.01, 0.02, whatever the mass. The networks differ, too. Medians over all",
+            "images, 0 where the class is wrong or not certain.",
+        ),
+        "| " + " | ".join(heads) + " |",
+        "|" + "---|" * len(heads),
+    ]
+    for one in found:
+        uncertain = sum(value < 0 for value in one.values("classes"))
+        printed = LEVINE_FEIZI.get(one.setting.sigma / (2 * MASS)) if one.setting.noise == "wasserstein" else None
+        cells = [TITLES[one.setting.noise], f"{one.setting.sigma:g}", percent(one.images - sum(one.right), one.images)]
+        cells += [f"{100 * uncertain / one.images:.1f}"]
+        cells += [one.accuracy(radius, "relative_w1") for radius in RELATIVE_RADII]
+        cells += [f"{one.median('relative_w1'):.4f}", DASH if printed is None else f"{printed:.4f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _attack_table(rows: Sequence[Row]) -> list[str]:
+    first = rows[0]
+    lines = [
+        *_paragraph(
+            f"`WassersteinPGD`, or `PGD` in L2 for white noise, with {first['steps']} steps through {first['draws']} draws of",
+            "the noise in each (`ws.Smoothed`), on images with the right class, in groups of 8 by radius, with epsilon",
+            f"{first['inside']:g} and {first['outside']:g} times the smallest radius of the group. Fooled: the vote of",
+            f"{first['checked']:,} new draws has another class.",
+        ),
+        "| network | noise | sigma | images | fooled inside | fooled outside | share of the radius used inside, median |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda row: (NETWORKS.index(row["network"]), row["noise"])):
+        used = statistics.median(row["used_of_radius"]) if row["used_of_radius"] else 0.0
+        cells = [NETWORK_TITLES[row["network"]], TITLES[row["noise"]], f"{row['sigma']:g}", str(row["images"])]
+        cells += [str(row["fooled_inside"]), str(row["fooled_outside"]), f"{used:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _speed_table(rows: Sequence[Row]) -> list[str]:
+    origin = rows[0]["origin"]
+    machine = escape_value(f"{origin['hardware']}, torch {origin['versions']['torch']}")
+    lines = [
+        *_paragraph(
+            f"Noisy images per second, alone on the machine ({machine}): the",
+            "forward pass of the model alone at that batch size, on images that are there already, the best of five rounds,",
+            "launched eagerly and as a CUDA graph; and `ws.certify`. Preparations are what a call costs beside its draws: the",
+            "factor of the covariance, checks, the capture.",
+        ),
+        "| network | model | noise | batch | model alone | certify | share | preparations |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [
+            NETWORK_TITLES[row["network"]],
+            escape_value(row["way"]),
+            TITLES[row["noise"]],
+            f"{row['batch']:,}",
+            f"{row['bare']:,.0f}",
+        ]
+        cells += [f"{row['certify']:,.0f}", f"{100 * row['certify'] / row['bare']:.0f} %", f"{row['preparations']:.2f} s"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def curves_png(found: Sequence[Certified], unit: str, label: str) -> bytes:
+    """Certified accuracy against the radius, one curve for each noise and sigma."""
+    drawing = figures.new_figure((6.4, 3.8), "the curves of certified accuracy")
+    axes = drawing.add_subplot()
+    top = max(max(one.held(unit)) for one in found)
+    for one in found:
+        held = sorted(one.held(unit))
+        radii = [0.0, *(value for value in held if value > 0)]
+        shares = [100 * sum(value >= radius for value in held) / len(held) for radius in radii]
+        sigmas = sorted(each.setting.sigma for each in found if each.setting.noise == one.setting.noise)
+        shade = COLORS[one.setting.noise][min(sigmas.index(one.setting.sigma), len(CIFAR_SIGMAS["euclidean"]) - 1)]
+        dashes = "-" if one.setting.noise == "wasserstein" else (0, (4, 1.5))
+        name = f"{TITLES[one.setting.noise]}, sigma {one.setting.sigma:g}"
+        axes.step([*radii, radii[-1]], [*shares, 0.0], where="pre", color=shade, ls=dashes, lw=1.6, label=name)
+    axes.set(xlim=(0, 1.03 * top or 1.0), ylim=(0, 100), xlabel=label, ylabel="certified accuracy (%)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    return figures.to_png(drawing, 150)

@@ -1,0 +1,310 @@
+"""The page of the publication, ``results/paper/paper.md``: every number on it comes out of the JSON beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from experiments.paper.claims import outcomes
+from experiments.paper.results import ATTACKS, POINT, REGULARIZERS, Results
+from wassersmooth.robustness.translations import AXES
+from wassersmooth.study.measures import CLEAN, UNITS, table_title
+from wassersmooth.study.regularizers import heading_of
+from wassersmooth.study.report.tables import INTERVALS, PAPER_ERRORS, PAPER_FLIPS
+from wassersmooth.study.search.selection import SELECTIONS
+from wassersmooth.study.tables import Table, TableRow, cells, code_markdown, counted, escape_value, short_commit
+
+YES_NO = {True: "yes", False: "no"}
+RULE = """\
+A row **holds** where all of this is true: both penalties are below no regularizer, and Wasserstein below Euclidean, each
+beyond chance (Welch's t-test at 5 % over seeds, on the same test images; one seed decides nothing), and the fall from no
+regularizer to Wasserstein is at least half of the paper's. It **does not hold** where the opposite of one of these is beyond
+chance, and is **not shown** where chance leaves it open. Pixel units come first; a row that holds in normalized units alone
+says so, and so does one that holds for networks with signs of masked gradients. Flips are compared at the reach at which the
+unregularized network comes nearest to the paper's number. Whether the paper's number lies inside our interval is stated, but
+not required."""
+SEARCHES = """\
+Penalties slow down learning, so a search in few epochs overestimates what a penalty costs: what looks worse after a short
+schedule may be no worse after the full one. So the points within one point of clean error have a separate, longer search."""
+COMMANDS = """\
+wassersmooth sweep --preset cifar10-sweep --regularizer euclidean --output runs/cifar10-sweep
+wassersmooth sweep --preset cifar10-sweep --regularizer wasserstein --output runs/cifar10-sweep
+LONGER="--preset cifar10-sweep --epochs 64 --milestones 32 48 --output runs/cifar10-sweep-64"
+wassersmooth sweep $LONGER --regularizer euclidean --etas 0.17 0.24 0.32 0.42 0.55 0.75
+wassersmooth sweep $LONGER --regularizer wasserstein --etas 0.32 0.42 0.55 0.75 --radii 8
+wassersmooth train --preset cifar10-paper --regularizers none ...  # most_robust of the first, within_one_point of the longer
+python -m experiments.paper evaluate runs/cifar10-paper
+python -m experiments.paper publish runs/cifar10-paper --sweep runs/cifar10-sweep-64 --selection within_one_point \
+--mnist-dir data/mnist
+python -m experiments.paper publish runs/cifar10-paper --sweep runs/cifar10-sweep --selection most_robust
+python -m experiments.paper render"""
+
+
+def page(stored: Mapping[str, Any], models: Mapping[str, Any] | None, pictures: Mapping[str, str]) -> str:
+    """The page as Markdown.
+
+    Arguments:
+        stored: the content of ``paper.json``.
+        models: the content of ``models.json``, where there is one.
+        pictures: path from the page, by what the picture shows.
+    """
+    results = Results.of(stored["rows"])
+    parts = ["# The paper's study at full scale", _head(results, bool(models and models["models"])), _summary(results)]
+    for selection in results.selections:
+        searched = selection in (stored.get("sweeps") or {})
+        how = f"Chosen by: {SELECTIONS[selection]}." if searched else "Given by hand: no search is stored in the file."
+        parts += [f"## {_title(selection)}", f"{how} {_points(results, selection)}"]
+        parts += [_verdicts(results, selection), errors_table(results, selection).to_markdown()]
+        parts += [autoattack_table(results, selection).to_markdown(), flips_table(results, selection).to_markdown()]
+        parts += [f"![{text}]({path})" for text, path in pictures.items() if selection in path]
+    parts += ["## How a verdict is reached", RULE, "## Gradient masking", _masking(results)]
+    parts += ["## How eta and radius were chosen", _searches(stored.get("sweeps") or {}, results)]
+    if shared := [f"![{text}]({path})" for text, path in pictures.items() if not any(name in path for name in SELECTIONS)]:
+        parts += ["## Figures", *shared]
+    if models and models["models"]:
+        parts += ["## The networks", _models(models)]
+    parts += ["## Provenance", _provenance(results), "## Commands", _commands(results)]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def errors_table(results: Results, selection: str) -> Table:
+    """The paper's table 1 in both units."""
+    rows = [TableRow(table_title(CLEAN), _cells(results, selection, "clean", PAPER_ERRORS["clean"]))]
+    for units in UNITS:
+        rows.append(TableRow(f"ε in {units} units"))
+        rows += [
+            TableRow(table_title(attack), _cells(results, selection, f"{attack}_{units}", PAPER_ERRORS[attack]))
+            for attack in ATTACKS
+        ]
+    std = results.std()
+    ratio = f" 8/255 after normalization is about {8 * std:.1f}/255 in pixels." if std else ""
+    caption = (
+        f"Error on {_images(results, 'clean')} test images in percent, beside the paper's, which does not state its units."
+        f"{ratio} {INTERVALS}"
+    )
+    return Table(
+        "table-1", "Table 1. Clean and adversarial error.", "Test data", _columns(results, selection), tuple(rows), caption
+    )
+
+
+def autoattack_table(results: Results, selection: str) -> Table:
+    names = ("autoattack_2_pixel", "autoattack_8_pixel")
+    rows = tuple(TableRow(table_title(name), _cells(results, selection, name)) for name in names)
+    caption = (
+        f"Error in percent on {_images(results, 'autoattack_8_pixel')} test images, in pixel units. The paper has no such row."
+    )
+    return Table("autoattack", "AutoAttack.", "Test data", _columns(results, selection), rows, caption)
+
+
+def flips_table(results: Results, selection: str) -> Table:
+    """The paper's table 2 at the reach nearest to its own, and at the longest."""
+    nearest = results.nearest_reach(selection)
+    rows: list[TableRow] = []
+    for reach in dict.fromkeys((nearest, *results.reaches()[-1:])):
+        if reach is None:
+            continue
+        note = "where the unregularized network is nearest to the paper's" if reach == nearest else "the longest"
+        rows.append(TableRow(f"reach {reach}", note=note))
+        for axis in AXES:
+            estimates = [results.flips(kind, selection, axis, reach) for kind in REGULARIZERS]
+            rows.append(
+                TableRow(f"{axis.capitalize()} translation", cells(estimates, 2, [PAPER_FLIPS[axis][k] for k in REGULARIZERS]))
+            )
+    caption = (
+        f"Label flips along a translation, mean over {_images(results, 'flips')} test images. The paper does not state how "
+        "far it translates; reach r is the shifts from -r to +r pixels."
+    )
+    return Table("table-2", "Table 2. Label flips.", "Perturbation", _columns(results, selection), tuple(rows), caption)
+
+
+def _head(results: Results, with_models: bool) -> str:
+    first = results.rows[0]
+    seeds = sorted({row["seed"] for row in results.rows})
+    epochs = sorted({row["epochs"] for row in results.rows})
+    recipe = first.get("recipe", {})
+    schedule = ", ".join(
+        f"{escape_value(key.replace('_', ' '))} {escape_value(value) if isinstance(value, str) else value}"
+        for key, value in recipe.items()
+    )
+    what = f"{escape_value(first.get('dataset', ''))}, {escape_value(first.get('model', ''))}"
+    return (
+        f"{what}, {_listed(epochs)} epochs, seeds {_listed(seeds)}; "
+        f"{schedule}.\n\nThis page is written by `python -m experiments.paper render` from `paper.json`; every number comes "
+        f"out of that file{' and of `models/models.json`' * with_models}.{_other_data(first)}"
+    )
+
+
+def _other_data(row: Mapping[str, Any]) -> str:
+    """A sentence for a study on another data set: the paper's numbers are those of CIFAR-10."""
+    return "" if row.get("dataset") == "cifar10" else " The paper's numbers are of CIFAR-10: compare orders, not values."
+
+
+def _summary(results: Results) -> str:
+    """How many rows of the paper have which verdict, a line for each selection."""
+    lines = []
+    for selection in results.selections:
+        verdicts = Counter(outcome.verdict for outcome in outcomes(results, selection))
+        counts = ", ".join(f"**{verdict}** {count} of {verdicts.total()}" for verdict, count in verdicts.most_common())
+        lines.append(f"- {_title(selection)}, the rows of the paper's tables: {counts}.{_reading(results, selection)}")
+    return "\n".join(lines)
+
+
+def _reading(results: Results, selection: str) -> str:
+    """Counts of the two halves of the claims: that penalties help, and which helps more."""
+    trials = [trial for outcome in outcomes(results, selection) for trial in outcome.trials]
+    if not trials or not all(trial.decides for trial in trials):
+        return ""
+    helped, better, worse = (sum(getattr(t, name) for t in trials) for name in ("protects", "better", "worse"))
+    return (
+        f" Of their {counted(len(trials), 'setting')}, both penalties are below no regularizer in {helped}, and Wasserstein is "
+        f"below Euclidean in {better} and above it in {worse}, beyond chance."
+    )
+
+
+def _points(results: Results, selection: str) -> str:
+    found = [f"{heading_of(kind)} {results.point(kind, selection)}" for kind in REGULARIZERS if results.point(kind, selection)]
+    return f"{'; '.join(found)}." if found else ""
+
+
+def _verdicts(results: Results, selection: str) -> str:
+    """The verdict on each row in words, then the numbers behind it."""
+    found = outcomes(results, selection)
+    lines = ["| row of the paper | verdict | evidence: none / Euclidean / Wasserstein |", "|---|---|---|"]
+    lines += [
+        f"| table {o.claim.table}: {o.claim.label} | **{o.verdict}** | {o.evidence or 'rows are missing'}. |" for o in found
+    ]
+    lines += [
+        "",
+        "| row | setting | both below none | Wasserstein below Euclidean | share of the paper's fall | paper inside interval |",
+    ]
+    lines += ["|---|---|---|---|---|---|"]
+    for outcome in found:
+        for t in outcome.trials:
+            inside = ", ".join(kind if kind != "none" else "unregularized" for kind in t.inside) or "-"
+            order = "yes" if t.better else "no, above" if t.worse else "within chance"
+            yes = (YES_NO[t.protects], order, t.part, inside)
+            lines.append(f"| {outcome.claim.label} | {t.setting or 'as they are'} | {' | '.join(yes)} |")
+    return "\n".join(lines)
+
+
+def _masking(results: Results) -> str:
+    lines = ["| network | selection | seed | verdict | evidence |", "|---|---|---|---|---|"]
+    for row in _sorted(results):
+        evidence = escape_value("; ".join(row.get("masking") or [])) or "-"
+        verdict = escape_value(row.get("verdict", "unknown"))
+        lines.append(f"| {heading_of(row['regularizer'])} | {row['selection']} | {row['seed']} | {verdict} | {evidence} |")
+    return "\n".join(lines)
+
+
+def _searches(sweeps: Mapping[str, Any], results: Results) -> str:
+    if not sweeps:
+        return "No search is stored in the file."
+    parts: list[str] = []
+    shown: list[str] = []
+    for selection in (name for name in SELECTIONS if name in sweeps):
+        twin = next((name for name in shown if sweeps[name] == sweeps[selection]), None)
+        if twin is not None:
+            parts.append(f"**{_title(selection)}.** The search above ({_title(twin)}).")
+            continue
+        parts += [f"**{_title(selection)}.**", *_search(sweeps[selection], results)]
+        shown.append(selection)
+    return "\n\n".join([SEARCHES, *parts] if len(shown) > 1 else parts)
+
+
+def _search(searches: Mapping[str, Any], results: Results) -> list[str]:
+    parts = []
+    final = max(row["epochs"] for row in results.rows)
+    for kind, search in sorted(searches.items()):
+        recipe, plain, attack = search["recipe"], search["unregularized"], search["attack"]
+        shorter = f": a shorter schedule than the final {final} epochs" if recipe["epochs"] < final else ""
+        title = escape_value(heading_of(kind))
+        parts.append(
+            f"{title}: {len(search['points'])} points, each trained for {recipe['epochs']} epochs (milestones "
+            f"{recipe['milestones']}{shorter}), {counted(plain['seeds'], 'seed')}, and measured on {recipe['images']:,} of "
+            f"the images held out ({100 * recipe['validation']:g} % of the training images), under {escape_value(attack)}. "
+            f"Unregularized there: clean {plain['clean']:.2f} %, robust {plain['robust']:.2f} %."
+        )
+        lines = ["| eta | radius | mass | clean % | robust % | selected as |", "|---|---|---|---|---|---|"]
+        for found in search["points"]:
+            names = [escape_value(rule) for rule, one in search["selected"].items() if one == found]
+            point = " | ".join(f"{found['point'][name]:g}" for name in POINT)
+            lines.append(f"| {point} | {found['clean']:.2f} | {found['robust']:.2f} | {', '.join(names)} |")
+        parts.append("\n".join(lines))
+    return parts
+
+
+def _models(models: Mapping[str, Any]) -> str:
+    subset = models.get("subset") or {"images": "unknown", "test_sha256": "unknown", "suite": "quick"}
+    names = list(next(iter(models["models"].values()))["errors"])
+    lines = [
+        "The networks of seed 0, and their errors in percent on CPU on the fixed subset: the first "
+        f"{subset['images']} test images by content (`test_sha256` {escape_value(subset['test_sha256'][:16])}...).",
+        "",
+        f"| file | SHA-256 | bytes | {' | '.join(map(escape_value, names))} |",
+        "|---" * (3 + len(names)) + "|",
+    ]
+    for name, model in models["models"].items():
+        errors = " | ".join(f"{model['errors'][key]:.1f}" if key in model["errors"] else "-" for key in names)
+        link = f"[{escape_value(name)}](models/{quote(name)})"
+        lines.append(f"| {link} | {code_markdown(model['sha256'])} | {model['bytes']} | {errors} |")
+    code = "from wassersmooth.study.published_models import load_published\n\n"
+    code += f'model = load_published("results/paper/models/{next(iter(models["models"]))}")  # takes images in [0, 1]'
+    again = "wassersmooth evaluate results/paper/models/*.safetensors --device cpu"
+    again += f" --suite {' '.join(subset['suite'].split())} --test-images {subset['images']} --no-pictures"
+    return "\n".join([*lines, "", f"```python\n{code}\n```", "", "Measured again by:", "", f"    {again}"])
+
+
+def _provenance(results: Results) -> str:
+    lines = [
+        "Seconds are those of training by the clock. Runs shared the GPU, also among processes, so they do not compare.",
+        "A run that was interrupted has the commit and the command that finished it.",
+        "",
+        "| network | selection | seed | eta | radius | mass | epochs | seconds | hardware | commit | torch |",
+        "|---" * 11 + "|",
+    ]
+    for row in _sorted(results):
+        point = " | ".join(f"{row[name]:g}" for name in POINT)
+        commit, torch = short_commit(row["commit"]), row.get("versions", {}).get("torch", "")
+        seconds = f"{row['seconds']:.0f}" if "seconds" in row else "-"
+        where = " | ".join(escape_value(value) for value in (row.get("hardware", "unknown"), commit, torch))
+        lines.append(
+            f"| {heading_of(row['regularizer'])} | {row['selection']} | {row['seed']} | {point} | {row['epochs']} | "
+            f"{seconds} | {where} |"
+        )
+    return "\n".join(lines)
+
+
+def _commands(results: Results) -> str:
+    given = sorted({" ".join(" ".join(row["command"]).split()) for row in results.rows if row.get("command")})
+    parts = ["\n".join(f"    {line}" for line in COMMANDS.splitlines())]
+    if given:
+        parts += ["The runs were trained by:", "\n".join(f"    {command}" for command in given)]
+    return "\n\n".join(parts)
+
+
+def _cells(results: Results, selection: str, name: str, paper: Mapping[str, float] | None = None) -> Any:
+    printed = [] if paper is None else [paper[kind] for kind in REGULARIZERS]
+    return cells([results.error(kind, selection, name) for kind in REGULARIZERS], 1, printed)
+
+
+def _columns(results: Results, selection: str) -> tuple[tuple[str, str], ...]:
+    return tuple((heading_of(kind), results.point(kind, selection)) for kind in REGULARIZERS)
+
+
+def _sorted(results: Results) -> list[dict[str, Any]]:
+    order = list(SELECTIONS)
+    return sorted(results.rows, key=lambda r: (order.index(r["selection"]), REGULARIZERS.index(r["regularizer"]), r["seed"]))
+
+
+def _images(results: Results, name: str) -> str:
+    return _listed(sorted({row["images"][name] for row in results.rows if name in row.get("images", {})}))
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
+
+
+def _title(selection: str) -> str:
+    return {"within_one_point": "Within one point of clean error", "most_robust": "Most robust"}[selection]

@@ -1,0 +1,64 @@
+"""A JSON file of result rows, which are added or replaced by key, so that more seeds can be run and merged later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from wassersmooth.study import durable
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.runs import locked
+from wassersmooth.study.stored_json import read_json
+
+Row = dict[str, Any]
+REMEDY = "restore it, or choose another file for the rows"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """``{"rows": [...], ...}`` as stored; no rows where there is no file yet."""
+    if not path.exists():
+        return {"rows": []}
+    _refuse_folder(path)
+    stored = read_json(path, "a folder of results", REMEDY)
+    if not isinstance(stored.get("rows"), list):
+        raise StudyError(f'{path} is not a file of rows: expected {{"rows": [...]}}; choose another file')
+    for number, row in enumerate(stored["rows"], 1):
+        if not isinstance(row, dict):
+            raise damaged(path, number, f"expected an object, got {type(row).__name__}")
+    return stored
+
+
+def damaged(path: Path, number: int, what: str) -> StudyError:
+    """The error for a row that was edited or truncated."""
+    return StudyError(f"{path}: row {number} is damaged ({what}); restore the file, or gather the rows again into another")
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the contents of the file, to be changed in place; write them back unless something is raised.
+
+    The file is locked meanwhile: decisions that depend on its contents belong inside.
+    """
+    _refuse_folder(path)
+    durable.make_folder(path.parent)
+    with locked(path.with_suffix(".lock"), wait=True):
+        stored = read(path)
+        yield stored
+        durable.write_json(path, stored)
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise StudyError(f"expected a file of rows; got {path}, a folder; give a file in it, such as {path / 'rows.json'}")
+
+
+def merged(old: Sequence[Row], new: Sequence[Row], key: Sequence[str]) -> list[Row]:
+    """Old and new rows, sorted by key; a new row replaces an old one with the same key."""
+    rows = {key_of(row, key): row for row in [*old, *new]}
+    return [rows[k] for k in sorted(rows, key=repr)]
+
+
+def key_of(row: Mapping[str, Any], key: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in key)

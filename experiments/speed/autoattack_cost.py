@@ -1,0 +1,243 @@
+"""AutoAttack beside its reference implementation: how many images each attack fools, and how long it takes.
+
+The rows of a part are written one by one into a file, and those that are in it are not measured again, so that a run can be
+stopped, continued, and shared by several processes. ``parity`` compares each attack alone and the whole ensemble on published
+networks; its reference runs are bound by the launching of kernels, so several processes may measure side by side. ``speed`` is
+measured alone on the machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from experiments import row_store
+from wassersmooth.normalized import Normalized
+from wassersmooth.robustness.apgd import APGD
+from wassersmooth.robustness.attacks import AutoAttack
+from wassersmooth.robustness.balls import Norm
+from wassersmooth.robustness.model_queries import isolated_model, likeliest_wrong_classes
+from wassersmooth.robustness.packed_search import StandingImages
+from wassersmooth.study.data import Part
+from wassersmooth.study.errors import StudyError
+from wassersmooth.study.published_models import load_published
+
+PartName = Literal["parity", "speed"]
+Row = dict[str, Any]
+Fooled = Callable[[], Tensor]  # which images are wrong afterwards. # shape: (n,) bool
+
+KEY = ("part", "network", "ball", "attack")
+BALLS: dict[str, tuple[float, Norm]] = {"linf 2/255": (2 / 255, "linf"), "linf 8/255": (8 / 255, "linf"), "l2 0.5": (0.5, "l2")}
+NETWORKS = ("euclidean", "wasserstein", "none")
+MEMBERS = ("apgd-ce", "apgd-t", "fab-t", "square")  # as the reference names them, in our order
+ENSEMBLE = "ensemble"
+REFERENCE = "pyautoattack"
+REFERENCE_BATCH = 250  # its default
+BRANCH = 0.1  # the scale of the residual branches of a network with random weights
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row to measure: both implementations on the same images."""
+
+    part: PartName
+    network: str
+    ball: str
+    attack: str
+
+    def key(self) -> tuple[str, ...]:
+        return (self.part, self.network, self.ball, self.attack)
+
+
+def cases(parts: tuple[PartName, ...]) -> list[Case]:
+    """What there is to measure, the most important first."""
+    parity = [Case("parity", network, ball, ENSEMBLE) for ball in BALLS for network in NETWORKS]
+    parity += [Case("parity", network, ball, member) for ball in BALLS for network in NETWORKS for member in MEMBERS]
+    speed = [Case("speed", "resnet20", "linf 2/255", ENSEMBLE), Case("speed", "resnet50", "half survive", ENSEMBLE)]
+    return [case for case in speed + parity if case.part in parts]
+
+
+def measure(
+    output: Path, todo: list[Case], data: Part, models: Path, device: torch.device, origin: Row, until: float, large: int
+) -> Iterator[Row]:
+    """Measure the cases that the file lacks, and add a row for each, until the clock says ``until``."""
+    for case in todo:
+        done = {row_store.key_of(row, KEY) for row in row_store.read(output)["rows"]}
+        if case.key() in done or time.time() > until:
+            continue
+        row = dict(zip(KEY, case.key(), strict=True)) | measure_case(case, data, models, device, large) | {"origin": origin}
+        with row_store.changing(output) as stored:
+            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+        yield row
+
+
+def measure_case(case: Case, data: Part, models: Path, device: torch.device, large: int) -> Row:
+    """Both implementations, ours first. For speed the reference has its default batches; on the ResNet-20 it also has one batch
+    of all images, which suits a small network better, and ours runs again."""
+    ball: tuple[float, Norm]
+    if case.network == "resnet50":
+        model, part = residual_network_50(large, device)
+        ball = (epsilon_that_half_survive(model, part), "linf")
+    else:
+        name = "euclidean" if case.network == "resnet20" else case.network
+        model, part = load_published(models / f"{name}.safetensors").to(device).eval(), data.to(device)
+        ball = BALLS[case.ball]
+    with torch.no_grad():
+        clean = model(part.images).argmax(1) != part.labels
+    warm_up(model, part, ball)
+    ours, our_seconds = timed(lambda: own(model, part, ball, case.attack), device)
+    size = REFERENCE_BATCH if case.part == "speed" else len(part)
+    theirs, their_seconds = timed(lambda: reference(model, part, ball, case.attack, size), device)
+    seconds = {"ours": [our_seconds], "reference": [their_seconds]}
+    if case.network == "resnet20":
+        seconds["ours"].append(timed(lambda: own(model, part, ball, case.attack), device)[1])
+        seconds["reference_in_one_batch"] = [timed(lambda: reference(model, part, ball, case.attack, len(part)), device)[1]]
+    return {
+        "epsilon": ball[0],
+        "norm": ball[1],
+        "images": len(part),
+        "pixels": list(part.images.shape[1:]),
+        "wrong": {"clean": int(clean.sum()), "ours": int(ours.sum()), "reference": int(theirs.sum())},
+        "wrong_in_both": int((ours & theirs).sum()),
+        "seconds": seconds,
+        "reference_batch": size,
+        "times_faster": their_seconds / statistics.median(seconds["ours"]),
+        "reference": reference_version(),
+    }
+
+
+def own(model: nn.Module, part: Part, ball: tuple[float, Norm], attack: str) -> Tensor:
+    """Which images our attack leaves wrong. # shape: (n,) bool"""
+    generator = torch.Generator(part.images.device).manual_seed(SEED)
+    images, labels = part.images, part.labels
+    whole = AutoAttack(*ball)
+    if attack == ENSEMBLE:
+        found = whole(model, images, labels, generator)
+    else:
+        with isolated_model(model, images) as inner:
+            with torch.no_grad():
+                outputs = inner(images)
+            search, targeted = list(whole.members(outputs.shape[1]))[MEMBERS.index(attack)]
+            alone = StandingImages(inner, images, labels, outputs.argmax(1) == labels, generator)
+            alone.attack(search, likeliest_wrong_classes(outputs, labels, 9) if targeted else None)
+            found = torch.where(alone.stands[:, None, None, None], images, alone.found)
+    return wrong(model, found, labels)
+
+
+def reference(model: nn.Module, part: Part, ball: tuple[float, Norm], attack: str, batch_size: int) -> Tensor:
+    """Which images the reference's attack leaves wrong. # shape: (n,) bool"""
+    package = importlib.import_module(REFERENCE)
+    epsilon, norm = ball
+    ensemble = package.AutoAttack(
+        lambda images: model(images).clone(),  # the package writes into the scores
+        eps=epsilon,
+        norm={"linf": "Linf", "l2": "L2"}[norm],
+        seed=SEED,
+        version="standard",
+        device=part.images.device,
+    )
+    if attack != ENSEMBLE:
+        ensemble.attacks_to_run = [attack]
+    logging.getLogger("auto-attack").setLevel(logging.ERROR)
+    trace = sys.gettrace()
+    try:
+        found = ensemble.run_standard_evaluation(part.images, part.labels, batch_size=batch_size)[0]
+    finally:
+        sys.settrace(trace)  # the package replaces it
+    return wrong(model, found, part.labels)
+
+
+def wrong(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(images).argmax(1) != labels
+        return found
+
+
+def warm_up(model: nn.Module, part: Part, ball: tuple[float, Norm]) -> None:
+    """A few iterations, so that libraries are loaded before anything is timed."""
+    few = slice(0, max(2, len(part) // 2))
+    with isolated_model(model, part.images) as inner:
+        everything = torch.ones(len(part.labels[few]), dtype=torch.bool, device=part.images.device)
+        StandingImages(inner, part.images[few], part.labels[few], everything, None).attack(APGD(*ball, iterations=5))
+
+
+def timed(call: Fooled, device: torch.device) -> tuple[Tensor, float]:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    found = call()  # its last pass reads values, which waits for the device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return found, time.perf_counter() - start
+
+
+def residual_network_50(count: int, device: torch.device) -> tuple[nn.Module, Part]:
+    """A ResNet-50 with random weights, smooth random images of 224 pixels, and its own predictions as labels.
+
+    Its batch norms get their statistics from the images: without any, the scores of all images would be alike. Its residual
+    branches are scaled down: at full size its scores are so steep that no radius above rounding leaves half of the images.
+    """
+    if not importlib.util.find_spec("torchvision"):
+        raise StudyError("the part speed needs torchvision for its ResNet-50; got none; pip install torchvision")
+    torchvision = importlib.import_module("torchvision")
+    torch.manual_seed(SEED)
+    network = torchvision.models.resnet50(weights=None)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None  # the average over all passes
+        if hasattr(module, "bn3"):
+            nn.init.constant_(module.bn3.weight, BRANCH)
+    coarse = torch.rand(count, 3, 28, 28, generator=torch.Generator().manual_seed(SEED))
+    images = nn.functional.interpolate(coarse, size=(224, 224), mode="bilinear").to(device)
+    model = Normalized(network, 0.5, 0.25).to(device).train()
+    with torch.no_grad():
+        for first in range(0, count, 32):
+            model(images[first : first + 32])
+        model.eval()
+        labels = torch.cat([model(images[first : first + 32]).argmax(1) for first in range(0, count, 32)])
+        return model, Part(images, labels)
+
+
+def epsilon_that_half_survive(model: nn.Module, part: Part) -> float:
+    """A radius at which APGD on the cross-entropy, shortened, fools about half of the images."""
+    low, high = 1e-4 / 255, 16 / 255
+    for _ in range(12):
+        middle = math.sqrt(low * high)
+        with isolated_model(model, part.images) as inner:
+            everything = torch.ones_like(part.labels, dtype=torch.bool)
+            generator = torch.Generator(part.images.device).manual_seed(SEED)
+            attacked = StandingImages(inner, part.images, part.labels, everything, generator)
+            attacked.attack(APGD(middle, "linf", iterations=25))
+        low, high = (low, middle) if int(attacked.stands.sum()) < len(part) // 2 else (middle, high)
+    return math.sqrt(low * high)
+
+
+def reference_version() -> str:
+    try:
+        return version(REFERENCE)
+    except PackageNotFoundError:  # its files alone are on the path
+        return "unknown"
+
+
+def row_line(row: Row) -> str:
+    """A row as a line on the screen."""
+    counts, seconds = row["wrong"], {name: min(found) for name, found in row["seconds"].items()}
+    return (
+        f"{row['part']} {row['network']}, {row['ball']}, {row['attack']}: "
+        f"of {row['images']} images wrong {counts['clean']} clean, "
+        f"{counts['ours']} ours ({seconds['ours']:.1f} s), {counts['reference']} reference ({seconds['reference']:.1f} s)"
+    )

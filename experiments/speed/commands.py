@@ -1,0 +1,194 @@
+"""The commands of the experiment, as frozen values: fields are flags, docstrings are the manual, and a call does the work."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import tyro
+
+from experiments.speed import autoattack_cost
+from experiments.speed.attack_cost import attack_lines, measure_attacks
+from experiments.speed.operator_cost import measure_operator, operator_lines
+from experiments.speed.page import write_page
+from wassersmooth.cli import Program
+from wassersmooth.study import durable, provenance
+from wassersmooth.study.bench.command import with_training
+from wassersmooth.study.bench.tables import read_bench
+from wassersmooth.study.config import Data
+from wassersmooth.study.console import Console
+from wassersmooth.study.data import load
+from wassersmooth.study.distributed import choose_device
+from wassersmooth.study.errors import StudyError
+
+RESULTS = Path("results/speed/bench-h200.json")
+
+
+@dataclass(frozen=True)
+class Render:
+    """Fill docs/speed.md with the tables and the plot of a bench, without measuring.
+
+    python -m experiments.speed render: from results/speed/bench-h200.json.
+
+    python -m experiments.speed render runs/bench.json --page mine.md: from another bench, into another page with bench blocks.
+
+    With --training runs/cifar10-paper the time of that study goes into the file first.
+    """
+
+    bench: Annotated[Path, tyro.conf.Positional] = RESULTS
+    """A file that wassersmooth bench has written."""
+    page: Path = Path("docs/speed.md")
+    """The page to fill; its plot goes into images/ beside it."""
+    training: Path | None = None
+    """The folder of a finished study, whose time goes into the table."""
+
+    def __call__(self) -> None:
+        if not self.bench.is_file():
+            raise StudyError(f"render needs a file that wassersmooth bench has written; got {self.bench}, which does not exist")
+        report = read_bench(self.bench, "restore it, or measure it again")
+        if self.training is not None:
+            report = with_training(report, self.training)
+            durable.write_json(self.bench, report)
+        write_page(report, self.page)
+        Console().line(f"page: {self.page}")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Time quad and mv of L(x) against the loop over neighbor relations, for radii and image sizes.
+
+    python -m experiments.speed operator --output results/speed/operator-cpu.json
+    """
+
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    repeats: int = 15
+    """Rounds, in each of which every case is timed once."""
+    output: Path | None = None
+    """Also writes the numbers to this file."""
+
+    def __call__(self) -> None:
+        _require_positive(repeats=self.repeats)
+        device, console = choose_device(self.device), Console()
+        report = measure_operator(device, self.repeats)
+        _show(operator_lines(report), _origin(device) | report, self.output, console)
+
+
+@dataclass(frozen=True)
+class Attacks:
+    """Time our attacks against those of foolbox and torchattacks, on the same model, and compare their results.
+
+    python -m experiments.speed attacks --output results/speed/attacks-cpu.json
+    """
+
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    rounds: int = 15
+    """Rounds, in each of which every library runs every attack once."""
+    images: int = 64
+    """Images in the batch."""
+    steps: int = 10
+    """Steps of the iterated attacks."""
+    threads: int = 1
+    """Threads of torch on the CPU."""
+    output: Path | None = None
+    """Also writes the numbers to this file."""
+
+    def __call__(self) -> None:
+        _require_positive(rounds=self.rounds, images=self.images, steps=self.steps, threads=self.threads)
+        torch.set_num_threads(self.threads)
+        device, console = choose_device(self.device), Console()
+        report = measure_attacks(device, self.images, self.rounds, self.steps)
+        _show(attack_lines(report), _origin(device) | report, self.output, console)
+
+
+@dataclass(frozen=True)
+class Autoattack:
+    """Compares AutoAttack with its reference implementation, pyautoattack: images fooled, by each attack and by all, and time.
+
+    python -m experiments.speed autoattack: everything, into results/speed/autoattack-h200.json.
+
+    python -m experiments.speed autoattack --parts parity --share 0/8: the first of eight processes that share the work.
+
+    Rows that the file has are not measured again.
+    """
+
+    output: Path = Path("results/speed/autoattack-h200.json")
+    """The file of rows to add to."""
+    parts: tuple[autoattack_cost.PartName, ...] = ("speed", "parity")
+    """speed: all of it on a ResNet-20 and a ResNet-50, alone on the machine. parity: each attack on the published networks."""
+    share: str = "0/1"
+    """Which share of the cases this process measures: 0/8 to 7/8 for eight processes."""
+    seconds: float = 3600.0
+    """No case is begun later than so many seconds after the start."""
+    images: int = 1000
+    """Test images, chosen by content."""
+    speed_images: int = 500
+    """Of them, for the part speed."""
+    large_images: int = 48
+    """Images of 224 pixels for the ResNet-50."""
+    dataset: str = "cifar10"
+    """Or a file.npz with the test images."""
+    data_dir: Path | None = None
+    """Where the files of the data set are."""
+    models: Path = Path("results/paper/models")
+    """The folder of the published networks."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+
+    def __call__(self) -> None:
+        began = time.time()
+        _require_positive(images=self.images, speed_images=self.speed_images, large_images=self.large_images)
+        number, _, processes = self.share.partition("/")
+        if not (number.isdigit() and processes.isdigit() and int(number) < int(processes)):
+            raise StudyError(f"share must be K/N with K from 0 to N - 1, such as 0/8; got {self.share}")
+        device, console = choose_device(self.device), Console()
+        test = load(Data(self.dataset, self.data_dir), self.images, trained_elsewhere=True).test
+        few = type(test)(test.images[: self.speed_images], test.labels[: self.speed_images])
+        for part in self.parts:
+            todo = autoattack_cost.cases((part,))[int(number) :: int(processes)]
+            data = few if part == "speed" else test
+            facts = (self.models, device, _origin(device), began + self.seconds, self.large_images)
+            for row in autoattack_cost.measure(self.output, todo, data, *facts):
+                console.line(autoattack_cost.row_line(row))
+
+
+def _require_positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise StudyError(f"{name} must be at least 1; got {number}")
+
+
+def _origin(device: torch.device) -> dict[str, Any]:
+    """What a reader needs to repeat a figure."""
+    return {
+        "hardware": provenance.hardware(device),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": provenance.commit() or "unknown",
+        "command": shlex.join([*PROGRAM.name.split(), *map(provenance.without_password, sys.argv[1:])]),
+    }
+
+
+def _show(lines: list[str], report: dict[str, Any], output: Path | None, console: Console) -> None:
+    for line in lines:
+        console.line(line)
+    if output is not None:
+        durable.make_folder(output.parent)
+        durable.write(output, (json.dumps(report, indent=2) + "\n").encode())
+        console.line(f"written: {output}")
+
+
+PROGRAM = Program(
+    "python -m experiments.speed",
+    "What the library costs: the page of `wassersmooth bench`, the operator, and attacks against other libraries.\n",
+    {"render": Render, "operator": Operator, "attacks": Attacks, "autoattack": Autoattack},
+)

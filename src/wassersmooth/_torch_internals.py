@@ -1,0 +1,149 @@
+"""Every private function and attribute of torch that this package uses. If another version of torch breaks, look here first.
+
+``aten`` operators whose names begin with an underscore are not among them: they are what torch's own graphs consist of.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+from torch.nn.parallel import DistributedDataParallel
+
+OPERATORS = (OpOverload, OpOverloadPacket)  # torch 2.9 compiles isinstance with a tuple, but not with a union
+TESTED_VERSIONS = ("2.9", "2.13", "2.15")  # the tests pass with these; pyproject.toml allows the first and all that follow
+
+
+def constant_while_compiling(function: Callable[..., bool]) -> Callable[..., bool]:
+    """torch.compiler.assume_constant_result without importing the compiler, which takes longer than importing torch."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_while_compiling  # The compiler guards on the active transforms but cannot trace this call.
+def in_transform() -> bool:
+    """Whether this runs inside ``torch.func.grad``, ``vmap`` or another transform."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def transformed(*tensors: Tensor) -> bool:
+    """Whether one of the tensors belongs to a ``torch.func`` transform, so that it has no single value."""
+    return any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors)
+
+
+def is_tracing() -> bool:
+    """Whether ``make_fx`` is recording operations."""
+    # The module is slow to import. If it was never imported, nothing is tracing.
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return tracer is not None and tracer.get_proxy_mode() is not None
+
+
+def trace(function: Callable[..., Any], examples: Sequence[Any], decomposed: Sequence[Any]) -> fx.GraphModule:
+    """The function as a graph of core operators, below autograd; the operators in ``decomposed`` are taken apart as well."""
+    from torch._decomp import core_aten_decompositions, get_decompositions  # slow to import
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    table = {**core_aten_decompositions(), **get_decompositions(decomposed)}
+    return make_fx(function, decomposition_table=table, tracing_mode="fake")(*examples)
+
+
+def compile_graph(graph: fx.GraphModule, examples: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
+    """Compile a traced graph of flat arguments. ``torch.compile`` would trace it once more, and check hundreds of arguments in
+    every call; its failures to trace are avoided, too."""
+    from torch._inductor import compile  # slow to import
+
+    compiled: Callable[..., Any] = compile(graph, [*examples], options=options or None)
+    return compiled
+
+
+def refuse_graph_breaks() -> AbstractContextManager[None]:
+    """Make the compiler raise where it would otherwise compile a function in parts; fullgraph=True is the caller's choice."""
+    return torch._dynamo.error_on_graph_break(True)
+
+
+def functions_shown_to_modes() -> set[Any]:
+    """The compiler's set of functions that a TorchFunctionMode intercepts; the compiler sees changes made to it."""
+    from torch._dynamo.variables.torch import get_overridable_functions
+
+    return get_overridable_functions()
+
+
+def realize_operator() -> Any:
+    """The identity operator whose result the compiler writes to memory instead of recomputing it; torch has it for tests."""
+    import torch._inductor.test_operators
+
+    return torch.ops._inductor_test.realize.default
+
+
+def foreach_copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy many tensors of one dtype in one launch."""
+    torch._foreach_copy_(targets, sources)
+
+
+def legacy_reduction(size_average: bool | None, reduce: bool | None) -> str:
+    """The ``reduction`` that the deprecated arguments of a loss stand for."""
+    return torch.nn._reduction.legacy_get_string(size_average, reduce, emit_warning=False)
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether the module is a batch norm of any dimension, whose common base class is private."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+def submodules(module: nn.Module) -> Iterable[nn.Module | None]:
+    """The direct submodules, like ``children()`` but faster: called for every module in every step."""
+    return module._modules.values()
+
+
+def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The module's parameters and buffers without those of its submodules; faster than the public iterators."""
+    for tensors in (module._parameters, module._buffers):
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                yield name, tensor
+
+
+def buffer_table(module: nn.Module) -> dict[str, Tensor | None]:
+    """The module's dictionary of buffers, to put one back without ``__setattr__``, which other code may override."""
+    return module._buffers
+
+
+def has_forward_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def module_hook_ids(module: nn.Module) -> tuple[int, ...]:
+    """One number for each hook of the module and of its parameters; not for global hooks or those of autograd nodes."""
+    own = module.__dict__
+    found: tuple[int, ...] = ()
+    for kind in ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"):
+        if hooks := own.get(kind):
+            found += tuple(hooks)
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            found += parameter_hook_ids(parameter)
+    return found
+
+
+def parameter_hook_ids(parameter: Tensor) -> tuple[int, ...]:
+    """One number for each hook of the parameter's gradient, before or after it is accumulated."""
+    return (*(parameter._backward_hooks or ()), *(parameter._post_accumulate_grad_hooks or ()))
+
+
+def sync_ddp_buffers(model: DistributedDataParallel) -> None:
+    """Do with the buffers what a forward pass of the wrapper would do: broadcast them unless the last step did not sync."""
+    if model._check_sync_bufs_pre_fwd():  # type: ignore[no-untyped-call]
+        model._sync_buffers()  # type: ignore[no-untyped-call]
+    model.require_forward_param_sync = model.require_backward_grad_sync
+
+
+def ddp_hooks(model: DistributedDataParallel) -> bool:
+    """Whether a communication hook for gradients or buffers is registered."""
+    built_in = model._get_ddp_logging_data().get("comm_hook")  # type: ignore[no-untyped-call]
+    return bool(model._comm_hooks) or hasattr(model, "buffer_hook") or bool(built_in)

@@ -1,0 +1,308 @@
+"""The two bilinear maps of the weighted Laplacian, fast and differentiable to any order.
+
+With ``A(u) = sum over edges w_ij (u_i + u_j)/2 (e_i - e_j)(e_i - e_j)'``, the paper's L(x) for u = x/d,
+
+    apply(u, v)         = A(u) v
+    carre_du_champ(p, q)_k = p' A(e_k) q = (1/2) sum_j w_kj (p_k - p_j)(q_k - q_j)
+
+so that ``v' A(u) v = sum_k u_k carre_du_champ(v, v)_k``. They are each other's derivatives: the adjoint of ``apply`` in v is
+``apply``, in u it is ``carre_du_champ``, and both adjoints of ``carre_du_champ`` are ``apply``. The autograd functions below
+say so once, and every derivative of any order is one of the two again, at the cost of a few neighbor sums.
+
+Both expand the differences into neighbor sums (docs/maths.md, section 2),
+
+    carre = (1/2) [s p q - p (w*q) - q (w*p) + w*(p q)],      A(u) v = (1/2) [u (s v - w*v) + (w*u) v - w*(u v)],
+
+which costs the same for every radius but loses digits where v is large compared with its differences. Constants are in the
+kernel of A, so the image is cut into tiles of a few radii, each with a halo of one radius, and each tile's own mean is
+subtracted first: exact algebra that keeps float32 at the accuracy of the loop over edges, on small and large images. At radius
+1 a tile would have to be tiny for that; there the loop over the four (or two) relations is as fast, and is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wassersmooth._torch_internals import transformed
+from wassersmooth.geometry import box_ops
+from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
+
+_SMALL_FIELD = 2**16  # elements
+_FEW_RELATIONS = 4  # as many as radius 1 has
+
+
+def apply(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+    """A(u) v. # shape: (B, C, H, W), both and the result"""
+    if graph.learned:
+        return apply_by_edges(graph, u, v)
+    if _needs_plain_operations(u, v):
+        return _apply_kernel(graph, u, v)
+    result: Tensor = _Apply.apply(graph, u, v)  # type: ignore[no-untyped-call]
+    return result
+
+
+def carre_du_champ(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
+    """(1/2) sum_j w_kj (p_k - p_j)(q_k - q_j). # shape: (B, C, H, W), both and the result"""
+    if graph.learned:
+        return carre_du_champ_by_edges(graph, p, q)
+    if _needs_plain_operations(p, q):
+        return _carre_kernel(graph, p, q)
+    result: Tensor = _CarreDuChamp.apply(graph, p, q)  # type: ignore[no-untyped-call]
+    return result
+
+
+def quadratic(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+    """v' A(u) v = sum_k u_k carre_du_champ(v, v)_k for each image. # shape: (B, C, H, W), both -> (B,)"""
+    # The gradient in u is the carre du champ itself, so where it is needed, autograd should keep it.
+    if graph.learned or u.requires_grad or _needs_plain_operations(u, v):
+        return _quadratic_kernel(graph, u, v) if box_ops.supports(graph, u, v) else inner(u, carre_du_champ(graph, v, v))
+    result: Tensor = _Quadratic.apply(graph, u, v)  # type: ignore[no-untyped-call]
+    return result
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """The inner product of each pair of images. # shape: (B, C, H, W), both -> (B,)"""
+    return (a * b).sum((1, 2, 3))
+
+
+def _needs_plain_operations(*tensors: Tensor) -> bool:
+    """Whether the compiler or a ``torch.func`` transform is active, which need plain operations, not autograd functions."""
+    return torch.compiler.is_compiling() or transformed(*tensors)
+
+
+def apply_by_edges(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+    """A(u) v by a loop over the relations: slow where there are many, but differentiable in the weights."""
+    total, add = torch.zeros_like(v), _edge_accumulator(u, v)
+    for offset, weight in graph.weighted_offsets(v):
+        (u_i, u_j), (v_i, v_j) = edge_ends(u, offset), edge_ends(v, offset)
+        flow = weight / 2 * (u_i + u_j) * (v_i - v_j)
+        total = add(total, flow, -flow, offset)
+    return total
+
+
+def carre_du_champ_by_edges(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
+    """The carre du champ by a loop over the relations: slow where there are many, but differentiable in the weights."""
+    total, add = torch.zeros_like(p), _edge_accumulator(p, q)
+    for offset, weight in graph.weighted_offsets(p):
+        p_i, p_j = edge_ends(p, offset)
+        difference = p_i - p_j
+        product = weight / 2 * difference * (difference if p is q else torch.sub(*edge_ends(q, offset)))
+        total = add(total, product, product, offset)
+    return total
+
+
+def _edge_accumulator(*fields: Tensor) -> Callable[[Tensor, Tensor, Tensor, tuple[int, int]], Tensor]:
+    """A function that adds to both ends of a relation's edges; three times faster, in place, if no derivative is recorded."""
+
+    def out_of_place(total: Tensor, first: Tensor, second: Tensor, offset: tuple[int, int]) -> Tensor:
+        return total + spread_to_ends(first, second, offset)
+
+    def in_place(total: Tensor, first: Tensor, second: Tensor, offset: tuple[int, int]) -> Tensor:
+        at_first, at_second = edge_ends(total, offset)
+        at_first.add_(first)
+        at_second.add_(second)
+        return total
+
+    return out_of_place if torch.is_grad_enabled() or _needs_plain_operations(*fields) else in_place
+
+
+def _apply_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+    if box_ops.supports(graph, u, v):
+        applied: Tensor = box_ops.apply(u, v, graph.stencil.rows, graph.stencil.columns)
+        return applied
+    if len(graph.offsets) <= _FEW_RELATIONS:
+        return apply_by_edges(graph, u, v)
+    tiles, dtype = _Tiling(graph), v.dtype
+    u, v = tiles.widen(u), tiles.widen(v)
+    s, u, v = tiles.degrees(v), tiles.cut(u), tiles.cut_centered(v)
+    sum_u, sum_v, sum_uv = tiles.sums(u, v, u * v)
+    u, v = tiles.core(u), tiles.core(v)
+    return tiles.join((u * (s * v - sum_v) + (sum_u * v - sum_uv)) / 2).to(dtype)
+
+
+def _quadratic_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+    if box_ops.supports(graph, u, v):
+        lengths: Tensor = box_ops.quad(u, v, graph.stencil.rows, graph.stencil.columns)
+        return lengths
+    return inner(u, _carre_kernel(graph, v, v))
+
+
+def _scaled_apply(graph: PixelGraph, factor: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """A(u) v times a factor for each image, in one kernel unless it must be differentiated again."""
+    if box_ops.supports(graph, u, v) and not (torch.is_grad_enabled() and factor.requires_grad):
+        scaled: Tensor = box_ops.apply(u, v, graph.stencil.rows, graph.stencil.columns, factor)
+        return scaled
+    return apply(graph, factor[:, None, None, None] * u, v)
+
+
+def _carre_kernel(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
+    if box_ops.supports(graph, p, q):
+        products: Tensor = box_ops.carre_du_champ(p, q, graph.stencil.rows, graph.stencil.columns)
+        return products
+    if len(graph.offsets) <= _FEW_RELATIONS:
+        return carre_du_champ_by_edges(graph, p, q)
+    tiles, dtype, same = _Tiling(graph), p.dtype, p is q
+    p, q = tiles.widen(p), tiles.widen(q)
+    s, p = tiles.degrees(p), tiles.cut_centered(p)
+    if same:
+        sum_p, sum_pp = tiles.sums(p, p * p)
+        p = tiles.core(p)
+        return tiles.join(torch.addcmul(sum_pp, p, torch.sub(s * p, sum_p, alpha=2)) / 2).to(dtype)
+    q = tiles.cut_centered(q)
+    sum_p, sum_q, sum_pq = tiles.sums(p, q, p * q)
+    p, q = tiles.core(p), tiles.core(q)
+    return tiles.join((p * (s * q - sum_q) + (sum_pq - q * sum_p)) / 2).to(dtype)
+
+
+class _Tiling:
+    """Cut fields into equal tiles, each with a halo that holds the neighbors of its pixels.
+
+    A single tile keeps the shape (B, C, H, W). Several tiles are (B, C, rows, columns, h, w), with the halo in h and w.
+    """
+
+    def __init__(self, graph: PixelGraph) -> None:
+        self.graph = graph
+        self.height, self.width = graph.height, graph.width
+        side = max(32, 8 * graph.radius)
+        self.rows, self.columns = -(-self.height // side), -(-self.width // side)  # rounded up
+        self.single = self.rows == self.columns == 1
+        self.tile_height, self.tile_width = -(-self.height // self.rows), -(-self.width // self.columns)
+
+    def widen(self, field: Tensor) -> Tensor:
+        """Use float64 unless the weights are integers: rounded weights do not sum to the rounded s, and the error remains."""
+        return field if self.graph.stencil.whole_weights else field.double()
+
+    def degrees(self, like: Tensor) -> Tensor:
+        """s including the stencil's center, in tiles without halo."""
+        return self.core(self.cut((self.graph.degrees(like) + self.graph.stencil.center)[None, None]))
+
+    def sums(self, *fields: Tensor) -> tuple[Tensor, ...]:
+        """The neighbor sum of each field, in tiles without halo.
+
+        Where launching an operation costs more than running it, on CUDA and for small batches, all fields are stacked.
+        """
+        bordered = not self.single
+        if fields[0].is_cuda or fields[0].numel() <= _SMALL_FIELD:
+            return self.graph.stencil(torch.stack(fields), bordered).unbind()
+        return tuple(self.graph.stencil(field, bordered) for field in fields)
+
+    def cut(self, field: Tensor) -> Tensor:
+        """Tiles with halo; zero outside the image."""
+        if self.single:
+            return field
+        above, left = self.graph.stencil.rows, self.graph.stencil.columns
+        below = above + self.rows * self.tile_height - self.height
+        right = left + self.columns * self.tile_width - self.width
+        bands = F.pad(field, (left, right, above, below)).unfold(-2, self.tile_height + 2 * above, self.tile_height)
+        return bands.unfold(-2, self.tile_width + 2 * left, self.tile_width)
+
+    def cut_centered(self, field: Tensor) -> Tensor:
+        """Tiles with halo, minus the mean of each tile's own pixels; still zero outside the image."""
+        if self.single:
+            return field - field.mean((-2, -1), keepdim=True)
+        tiles = self.cut(field)
+        inside = self.cut(torch.ones(1, 1, self.height, self.width, dtype=field.dtype, device=field.device))
+        mean = self.core(tiles).sum((-2, -1), keepdim=True) / self.core(inside).sum((-2, -1), keepdim=True)
+        return (tiles - mean) * inside
+
+    def core(self, tiles: Tensor) -> Tensor:
+        """The tiles without their halo."""
+        if self.single:
+            return tiles
+        above, left = self.graph.stencil.rows, self.graph.stencil.columns
+        return tiles[..., above : above + self.tile_height, left : left + self.tile_width]
+
+    def join(self, cores: Tensor) -> Tensor:
+        """Assemble an image from tiles without halo."""
+        if self.single:
+            return cores
+        joined = cores.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
+        return joined[..., : self.height, : self.width]
+
+
+class _Bilinear(torch.autograd.Function):
+    """Save the graph and both arguments for the derivatives."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.graph, first, second = inputs
+        ctx.save_for_backward(first, second)
+        ctx.save_for_forward(first, second)
+
+
+class _Apply(_Bilinear):
+    @staticmethod
+    def forward(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+        return _apply_kernel(graph, u, v)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        u, v = ctx.saved_tensors
+        to_u = carre_du_champ(ctx.graph, v, gradient) if ctx.needs_input_grad[1] else None
+        to_v = apply(ctx.graph, u, gradient) if ctx.needs_input_grad[2] else None
+        return None, to_u, to_v
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, u_tangent: Tensor | None, v_tangent: Tensor | None) -> Tensor:
+        u, v = ctx.saved_tensors
+        along_u, along_v = (lambda t: apply(ctx.graph, t, v)), (lambda t: apply(ctx.graph, u, t))
+        return _product_rule(along_u, u_tangent, along_v, v_tangent)
+
+
+class _CarreDuChamp(_Bilinear):
+    @staticmethod
+    def forward(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
+        return _carre_kernel(graph, p, q)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        p, q = ctx.saved_tensors
+        to_p = apply(ctx.graph, gradient, q) if ctx.needs_input_grad[1] else None
+        if p is q:  # the same tensor twice: the two adjoints are equal
+            return None, to_p, to_p
+        to_q = apply(ctx.graph, gradient, p) if ctx.needs_input_grad[2] else None
+        return None, to_p, to_q
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, p_tangent: Tensor | None, q_tangent: Tensor | None) -> Tensor:
+        p, q = ctx.saved_tensors
+        along_p, along_q = (lambda t: carre_du_champ(ctx.graph, t, q)), (lambda t: carre_du_champ(ctx.graph, p, t))
+        return _product_rule(along_p, p_tangent, along_q, q_tangent)
+
+
+class _Quadratic(_Bilinear):
+    """Linear in u, quadratic in v. No gradient in u: see :func:`quadratic`."""
+
+    @staticmethod
+    def forward(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+        return _quadratic_kernel(graph, u, v)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor | None]:
+        u, v = ctx.saved_tensors
+        to_v = _scaled_apply(ctx.graph, 2 * gradient, u, v) if ctx.needs_input_grad[2] else None
+        return None, None, to_v
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, u_tangent: Tensor | None, v_tangent: Tensor | None) -> Tensor:
+        u, v = ctx.saved_tensors
+        along_u, along_v = (lambda t: quadratic(ctx.graph, t, v)), (lambda t: 2 * inner(u, carre_du_champ(ctx.graph, v, t)))
+        return _product_rule(along_u, u_tangent, along_v, v_tangent)
+
+
+Along = Callable[[Tensor], Tensor]
+
+
+def _product_rule(in_first: Along, first_tangent: Tensor | None, in_second: Along, second_tangent: Tensor | None) -> Tensor:
+    """The sum of the derivatives along the tangents that are not None."""
+    if second_tangent is None:
+        assert first_tangent is not None
+        return in_first(first_tangent)
+    second = in_second(second_tangent)
+    return second if first_tangent is None else in_first(first_tangent) + second

@@ -1,0 +1,1 @@
+"""The compiled step: traced, differentiated in forward mode, compiled and captured. Others import ``fast_gradients`` only."""

@@ -1,0 +1,280 @@
+"""Triton kernels for convolutions with few channels and their gradients, and how they replace torch's in a traced graph.
+
+The kernels (:mod:`wassersmooth.learning.compiled.convolution_kernels`) need Triton, which is optional. They are registered as
+custom operators, opaque to the compiler. :func:`replace_convolutions` puts them into a graph that has been traced and
+differentiated already, so they need no derivatives.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from wassersmooth.torch_ops import register
+
+aten = torch.ops.aten
+
+MAX_ELEMENTS = 2**31 - 1  # elements of a tensor: the kernels use 32-bit indices
+
+# Tensor cores do not round float32 to tf32 but truncate 13 bits: each factor of a product loses 2^-11 / (2 ln 2) on average.
+# Measured: 7.0e-4 to 7.2e-4 for two factors. Without this correction the loss adds up from layer to layer.
+TRUNCATION = 1 + 2**-11 / math.log(2)
+
+_TRITON = importlib.util.find_spec("triton") is not None
+
+
+class Shape(NamedTuple):
+    """The sizes of a convolution, with a window of ``taps``; all but the channels are (vertical, horizontal)."""
+
+    channels: int
+    out_channels: int
+    size: tuple[int, int]
+    out_size: tuple[int, int]
+    taps: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    def constants(self, gradient: bool = False) -> dict[str, int]:
+        """The kernel's arguments. For the input gradient, input and output are exchanged."""
+        ins, outs = (*self.size, self.channels), (*self.out_size, self.out_channels)
+        names = (f"{side}{what}" for side in ("", "OUT_") for what in ("HEIGHT", "WIDTH", "CHANNELS"))
+        constants = dict(zip(names, (*outs, *ins) if gradient else (*ins, *outs), strict=True))
+        pairs = {"TAPS": self.taps, "STRIDE": self.stride, "PAD": self.padding, "STEP": self.dilation}
+        for name, (y, x) in pairs.items():
+            constants |= {f"{name}_Y": y, f"{name}_X": x}
+        return constants
+
+
+def shape_of(a: Tensor, weight: Any, stride: list[int], padding: list[int], dilation: list[int]) -> Shape:
+    """The shape from the input and the weight, or the size of the weight."""
+    out_channels, channels, *taps = weight.shape if isinstance(weight, Tensor) else weight
+    size, rules = a.shape[2:], zip(padding, taps, stride, dilation, strict=True)
+    out = [(n + 2 * p - d * (t - 1) - 1) // s + 1 for n, (p, t, s, d) in zip(size, rules, strict=True)]
+    pairs = (size, out, taps, stride, padding, dilation)
+    return Shape(channels, out_channels, *((int(y), int(x)) for y, x in pairs))
+
+
+class Blocks(NamedTuple):
+    """The block sizes of a kernel: pixels, output channels, and window positions times input channels."""
+
+    pixels: int
+    out: int
+    inner: int
+    warps: int
+    stages: int
+
+
+# Measured on an H200, in microseconds, replayed from a CUDA graph: 128 images, 3x3 windows, cuDNN's best algorithm with its
+# layout conversions -> the blocks below. The weight gradient is the sum of two, as a penalized step needs it, read from memory;
+# the others find their input in the cache.
+#                              float32, tf32 allowed                             bfloat16
+#   in, out, side      weight        forward       input          weight      forward      input
+#   3,  16, 32      103 -> 19     16 ->  5.0    51 -> 13
+#   16, 16, 32      119 -> 40     28 -> 13      53 -> 14        82 -> 32    20 -> 7.3    33 -> 7.2
+#   16, 32, 32 / 2   88 -> 24     12 ->  5.5    42 -> 23
+#   32, 32, 16       81 -> 27     11 ->  7.5    27 ->  9.3      48 -> 20   6.9 -> 5.2    18 -> 5.4
+#   32, 64, 16 / 2   50 -> 18    6.7 ->  4.7    22 -> 15
+#   64, 64, 8        50 -> 27    8.0 ->  6.2    18 -> 11        37 -> 19   7.2 -> 5.2    15 -> 5.2
+# Weight gradients use two warps: with four, Triton selects instructions that need adjacent pixels in shared memory. Two of the
+# block sizes that were tried gave wrong sums (one for 32 -> 32 in float32, one for 64 -> 64 in bfloat16): run the tests before
+# choosing others.
+
+
+def is_faster(shape: Shape, images: int) -> bool:
+    """Whether the kernels were measured to beat cuDNN: with few channels, where memory and launches limit the speed."""
+    most, pixels = max(shape.channels, shape.out_channels), images * shape.out_size[0] * shape.out_size[1]
+    return shape.taps == (3, 3) and (most <= 32 or (most <= 64 and pixels <= 2**14))
+
+
+def weight_blocks(shape: Shape) -> tuple[Blocks, int]:
+    """The blocks of a weight gradient, and about how many programs to split the pixels into."""
+    if shape.channels * shape.taps[0] * shape.taps[1] <= 32:
+        return Blocks(64, 16, 32, warps=2, stages=1), 1056
+    if shape.out_channels <= 16:
+        return Blocks(32, 16, 64, warps=2, stages=3), 528
+    return Blocks(32, 32, 64, warps=2, stages=1), 1056
+
+
+def blocks(shape: Shape, gradient: bool, dtype: torch.dtype) -> Blocks:
+    """The blocks of a convolution or its input gradient."""
+    channels, out = (shape.out_channels, shape.channels) if gradient else (shape.channels, shape.out_channels)
+    out = 16 if out <= 16 else 32 if out <= 32 else 64
+    if dtype == torch.float32 and gradient and out == 64:
+        return Blocks(64, 32, 64, warps=4, stages=1)
+    if dtype == torch.float32 and (gradient or channels == 16) and out <= 32:
+        return Blocks(256, out, 16, warps=8, stages=3)
+    return Blocks(64 if out == 64 else 128, out, 16 if channels == 16 else 32, warps=4, stages=3)
+
+
+def _weight_gradient(
+    inputs: list[Tensor], gradients: list[Tensor], size: list[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> Tensor:
+    """The gradient of a weight of this size, summed over one or two pairs of an input and an output gradient."""
+    from wassersmooth.learning.compiled.convolution_kernels import weight_gradient as kernel
+
+    shape = shape_of(inputs[0], size, stride, padding, dilation)
+    cut, programs = weight_blocks(shape)
+    inputs, gradients = [_channels_last(a) for a in inputs], [_channels_last(d) for d in gradients]
+    (vertical, horizontal), pixels = shape.taps, inputs[0].shape[0] * shape.out_size[0] * shape.out_size[1]
+    tiles = -(-size[0] // cut.out) * -(-size[1] * vertical * horizontal // cut.inner)
+    chunk = -(-pixels // (max(1, programs // tiles) * cut.pixels)) * cut.pixels
+    splits = -(-pixels // chunk)
+    partial = torch.empty(splits, size[0], vertical, horizontal, size[1], device=inputs[0].device, dtype=torch.float32)
+    with torch.cuda.device_of(partial):  # type: ignore[no-untyped-call]
+        kernel[(tiles, splits)](
+            *(inputs[0], gradients[0], inputs[-1], gradients[-1], partial, pixels, chunk),
+            PAIRS=len(inputs),
+            **_constants(inputs[0], shape.constants(), cut),
+        )
+    return partial.sum(0).to(inputs[0].dtype).permute(0, 3, 1, 2)
+
+
+def _forward(a: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
+    """``a`` convolved with the weight."""
+    return _launch(a, weight, shape_of(a, weight, stride, padding, dilation), gradient=False)
+
+
+def _input_gradient(
+    d: Tensor, weight: Tensor, input_size: list[int], stride: list[int], padding: list[int], dilation: list[int]
+) -> Tensor:
+    """The input gradient of a convolution, from its output gradient."""
+    shape = shape_of(torch.empty(input_size, device="meta"), weight, stride, padding, dilation)
+    return _launch(d, weight, shape, gradient=True)
+
+
+def _fake_forward(a: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]) -> Tensor:
+    return _empty(a, [len(a), len(weight), *shape_of(a, weight, stride, padding, dilation).out_size])
+
+
+weight_gradient = register(
+    "convolution_weight_gradient", _weight_gradient, lambda inputs, gradients, size, *_: _empty(inputs[0], size)
+)
+forward = register("convolution_forward", _forward, _fake_forward)
+input_gradient = register(
+    "convolution_input_gradient", _input_gradient, lambda d, weight, input_size, *_: _empty(d, input_size)
+)
+
+
+def _empty(like: Tensor, size: list[int]) -> Tensor:
+    return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def _launch(a: Tensor, weight: Tensor, shape: Shape, gradient: bool) -> Tensor:
+    from wassersmooth.learning.compiled.convolution_kernels import convolution
+
+    cut = blocks(shape, gradient, a.dtype)
+    channels, size = (shape.channels, shape.size) if gradient else (shape.out_channels, shape.out_size)
+    result = _empty(a, [len(a), channels, *size])
+    pixels = a.shape[0] * size[0] * size[1]
+    with torch.cuda.device_of(a):  # type: ignore[no-untyped-call]
+        convolution[(-(-pixels // cut.pixels), -(-channels // cut.out))](
+            *(_channels_last(a), _channels_last(weight), result, pixels),
+            GRADIENT=gradient,
+            **_constants(a, shape.constants(gradient), cut),
+        )
+    return result
+
+
+def _constants(a: Tensor, sizes: dict[str, int], cut: Blocks) -> dict[str, Any]:
+    scale = TRUNCATION if a.is_cuda and a.dtype == torch.float32 else 1.0
+    names = ("BLOCK_PIXELS", "BLOCK_OUT", "BLOCK_INNER", "num_warps", "num_stages")
+    return {**sizes, "SCALE": scale, **dict(zip(names, cut, strict=True))}
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def kernels_support(*tensors: Tensor) -> bool:
+    """Whether the kernels take images, gradients and weights of this shape, layout and dtype, and tf32 is allowed if needed."""
+    if not _TRITON or any(t.dim() != 4 or t.numel() > MAX_ELEMENTS for t in tensors):
+        return False
+    if any(not t.is_contiguous(memory_format=torch.channels_last) for t in tensors):
+        return False
+    allowed = {torch.bfloat16, torch.float16}
+    if torch.backends.cudnn.conv.fp32_precision == "tf32":  # type: ignore[attr-defined]
+        allowed.add(torch.float32)
+    return {t.dtype for t in tensors} <= allowed and len({t.dtype for t in tensors}) == 1
+
+
+def replace_convolutions(graph: fx.GraphModule, anywhere: bool = False) -> int:
+    """Replace convolutions and their gradients by the kernels where these are faster, and return the number replaced.
+
+    Arguments:
+        graph: of elementary operators, each node with a fake tensor, and one node for each gradient of a convolution, as after
+            ``separate_products``.
+        anywhere: on any device, and also where they are slower.
+    """
+    found = 0
+    for node in graph.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        found += 2 * _replace_weight_gradients(graph.graph, node, list(node.args), anywhere)
+    for node in graph.graph.find_nodes(op="call_function", target=operator.getitem):
+        found += bool(node.users) and _replace_weight_gradients(graph.graph, node, [node], anywhere)
+        source: Any = _gradient(node, 0)
+        if source is not None:
+            d, a, weight, _, *settings = source.args[:7]
+            if _should_replace(a, weight, settings, anywhere):
+                _replace(graph.graph, node, "convolution_input_gradient", (d, weight, list(a.meta["val"].shape), *settings))
+                found += 1
+    for node in graph.graph.find_nodes(op="call_function", target=aten.convolution.default):
+        a, weight, bias, *settings, transposed, _, groups = node.args
+        if bias is None and not transposed and groups == 1 and _should_replace(a, weight, settings, anywhere):
+            _replace(graph.graph, node, "convolution_forward", (a, weight, *settings))
+            found += 1
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return found
+
+
+def _should_replace(a: fx.Node, weight: fx.Node, settings: Any, anywhere: bool) -> bool:
+    images, value = a.meta["val"], weight.meta["val"]
+    if not kernels_support(images, value):
+        return False
+    shape = shape_of(images, value, *settings)
+    if len(images) * shape.out_channels * shape.out_size[0] * shape.out_size[1] > MAX_ELEMENTS:
+        return False
+    return anywhere or (images.is_cuda and is_faster(shape, len(images)))
+
+
+def _gradient(node: Any, which: int) -> fx.Node | None:
+    """The ``convolution_backward`` whose only result is this node, the gradient of the input (0) or weight (1)."""
+    if not isinstance(node, fx.Node) or node.target is not operator.getitem or node.args[1] != which:
+        return None
+    backward: Any = node.args[0]
+    if backward.target is not aten.convolution_backward.default:
+        return None
+    d, *_, transposed, _, groups, mask = backward.args
+    alone = list(mask) == [i == which for i in range(3)]
+    return backward if alone and not transposed and groups == 1 and kernels_support(d.meta["val"]) else None
+
+
+def _replace_weight_gradients(graph: fx.Graph, node: fx.Node, terms: list[Any], anywhere: bool) -> bool:
+    """Replace a sum of terms if all are weight gradients of one convolution, and return whether they are."""
+    sources: list[Any] = [_gradient(term, 1) for term in terms]
+    if None in sources or (len(terms) > 1 and (node.kwargs or any(len(term.users) > 1 for term in terms))):
+        return False
+    (weight, _, *settings), inputs = sources[0].args[2:7], [source.args[1] for source in sources]
+    alike = all(source.args[2:] == sources[0].args[2:] for source in sources)
+    if not alike or not all(_should_replace(a, weight, settings, anywhere) for a in inputs):
+        return False
+    arguments = (inputs, [source.args[0] for source in sources], list(weight.meta["val"].shape), *settings)
+    _replace(graph, node, "convolution_weight_gradient", arguments)
+    return True
+
+
+def _replace(graph: fx.Graph, node: fx.Node, name: str, arguments: tuple[Any, ...]) -> None:
+    """Replace the node by the operator of this name."""
+    operation = getattr(torch.ops.wassersmooth, name).default
+    with graph.inserting_before(node):
+        new = graph.call_function(operation, arguments)
+    with node.meta["val"].fake_mode:
+        value = operation(*fx.node.map_arg(arguments, lambda argument: argument.meta["val"]))
+    new.meta = {**node.meta, "val": value}
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)

@@ -1,0 +1,262 @@
+"""Gradients of an objective from one compiled function and, on CUDA, one CUDA graph.
+
+``objective(model, images, labels).total.backward()`` is the definition and works with every model. :class:`FastGradients`
+computes the same numbers without autograd at run time: the plain step is traced and differentiated along the derivative of
+the penalty, which takes 6 sweeps over the network where a plain step takes 3; torch's compiler fuses it; a CUDA graph launches
+it at once.
+
+This module is the only one of this folder that others import.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
+
+from wassersmooth import _checks, _model_checks
+from wassersmooth._torch_internals import foreach_copy, own_tensors, submodules
+from wassersmooth.learning.compiled import data_parallel
+from wassersmooth.learning.compiled.prepared_step import Options, PreparedStep, Stage, step_kind
+from wassersmooth.learning.compiled.supported_models import check_model, hook_ids, nothing_to_train, refuse_parameter_hooks
+from wassersmooth.learning.objective import Objective, Terms, first_input, no_fast_gradients
+from wassersmooth.learning.step_spec import StepSpec
+from wassersmooth.learning.wrappers import unwrap
+from wassersmooth.model_state import writable_views
+
+MAX_SHAPES = 4  # batch shapes that are prepared; each holds a compiled function and, on CUDA, the memory of a graph
+
+BOTH = (False, True)
+COMPILE = ("auto", *BOTH)
+
+
+class FastGradients:
+    """``gradients(images, labels)`` in place of ``objective(model, images, labels).total.backward()``.
+
+    The terms are returned as constants, and the gradient of every trained parameter is put into ``grad`` and replaces what was
+    there: ``zero_grad`` is not needed. With ``accumulate=True`` it is added instead. Call ``optimizer.step()`` next. Buffers
+    change as in one plain forward pass.
+
+    The first call traces, compiles and captures, which takes from seconds to minutes, and compares its gradients with the
+    eager ones. It fixes the model's tensors, modes and hooks, autocast and the generator; a call with others runs eagerly. A
+    batch of another shape also does, and is prepared when that shape comes again, up to four shapes. What the model keeps in
+    plain Python, such as a dropout rate, is compiled in, and hooks that record something run while it is traced, not later.
+
+    The values of images and labels, and the loss, are checked as in eager mode: on the CPU in every batch, on CUDA only in the
+    first, since each check would wait for the device. Later ones are trusted there: NaN or negative images go unnoticed.
+
+    Arguments:
+        objective: any objective with an exact engine, also a custom one that defines ``step_spec``; not Tikhonov with its
+            exact trace or the Laplace-Beltrami operator. It is read once; only tensors in it may change later: eta, and graph
+            weights that require grad, whose gradients are filled, too.
+        model: any module that can be traced: its code must not depend on the values of tensors. In DistributedDataParallel,
+            gradients are averaged over the processes.
+        compile: whether torch's compiler fuses the operators; ``"auto"`` on CUDA only.
+        cuda_graph: whether kernels are captured in a CUDA graph; no effect on the CPU.
+        verify: whether the first call compares gradients. A model that draws random numbers is compared in eval mode; if it
+            draws there too, a warning says that it was not compared.
+        progress: called with ``"tracing"``, ``"compiling"``, ``"comparing"`` and ``"capturing"`` as each of them begins.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        model: nn.Module,
+        compile: bool | Literal["auto"] = "auto",
+        cuda_graph: bool = True,
+        verify: bool = True,
+        progress: Callable[[Stage], None] | None = None,
+    ) -> None:
+        if not hasattr(objective, "step_spec"):
+            raise no_fast_gradients(objective)
+        _checks.choice("compile", compile, COMPILE)
+        _checks.choice("cuda_graph", cuda_graph, BOTH)
+        _checks.choice("verify", verify, BOTH)
+        step_kind(objective.step_spec())  # raises for an objective that cannot be compiled
+        if progress is not None:
+            _checks.function("progress", progress, "of the stage, such as print", 1)
+        check_model(model)
+        self.objective, self.model = objective, model
+        self.compile, self.cuda_graph, self.verify, self.progress = compile, cuda_graph, verify, progress
+        self._forget()
+
+    def _forget(self) -> None:
+        self.spec: StepSpec | None = None
+        self.modules: list[nn.Module] = []
+        self.steps: dict[object, PreparedStep] = {}  # by the shapes of a batch
+        self.prepared_for: object = None
+        self.seen_once: set[object] = set()  # shapes that are not prepared
+        self.warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, also in another process, prepares itself again: what was prepared belongs to the tensors of this one."""
+        return {name: value for name, value in self.__dict__.items() if name not in PREPARED}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def __repr__(self) -> str:
+        prepared = f"prepared for {', '.join(map(str, self.steps.values()))}" if self.steps else "not prepared yet"
+        return f"FastGradients({self.objective!r}, {type(unwrap(self.model)).__name__}, {prepared})"
+
+    @property
+    def prepared(self) -> bool:
+        """Whether some batch shape is prepared; before that, no parameter has changed."""
+        return bool(self.steps)
+
+    def __call__(self, images: Any, labels: Any, generator: torch.Generator | None = None, accumulate: bool = False) -> Terms:
+        """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)
+
+        Arguments:
+            accumulate: add to the gradients that are there, as several backward passes do.
+        """
+        images, labels = pytree.tree_map(_checks.without_inference_mode, (images, labels))
+        _checks.generator(generator)
+        _checks.choice("accumulate", accumulate, (False, True))
+        _refuse_float16()
+        if isinstance(self.model, DistributedDataParallel):
+            data_parallel.check(self.model)
+            data_parallel.broadcast_buffers(self.model)
+        step = self._prepared_step(images, labels, generator)
+        if step is None:
+            terms = self._eager_step(images, labels, generator, accumulate)
+        else:
+            terms = _fast_step(step, images, labels, accumulate)
+        if isinstance(self.model, DistributedDataParallel):
+            data_parallel.average_gradients(self.model)
+        terms.total.backward = _refuse_backward  # type: ignore[method-assign]
+        return terms
+
+    def _prepared_step(self, images: Any, labels: Any, generator: torch.Generator | None) -> PreparedStep | None:
+        """The step to take, prepared if need be; None for an eager one."""
+        shapes = _shapes(images, labels)
+        if self.spec is None or not self.steps:
+            self.spec = self.objective.step_spec()
+            refuse_parameter_hooks(self.model)
+            self.modules = list(unwrap(self.model).modules())
+            step = self._prepare(self.spec, images, labels, generator)
+            self.steps, self.prepared_for = {shapes: step}, self._conditions(self.spec, images, generator)
+            return step
+        if self._conditions(self.spec, images, generator) != self.prepared_for:
+            return None
+        if shapes in self.steps:
+            step = self.steps[shapes]
+            if first_input(images).is_cpu:
+                self._check(self.spec, images, labels, step.outputs)
+            return step
+        if len(self.steps) == MAX_SHAPES:
+            if not self.warned:
+                warnings.warn(
+                    f"fast gradients are prepared for {MAX_SHAPES} batch shapes already; all others run eagerly, which is "
+                    "slower; pad or drop odd batches",
+                    stacklevel=3,
+                )
+            self.warned = True
+            return None
+        if shapes not in self.seen_once:
+            self.seen_once.add(shapes)
+            return None
+        self.steps[shapes] = self._prepare(self.spec, images, labels, generator)
+        return self.steps[shapes]
+
+    def _prepare(self, spec: StepSpec, images: Any, labels: Any, generator: torch.Generator | None) -> PreparedStep:
+        self._check(spec, images, labels)
+        compile = first_input(images).is_cuda if self.compile == "auto" else self.compile
+        progress = self.progress or (lambda stage: None)
+        options = Options(compile, self.compile is True, self.cuda_graph, self.verify, progress)
+        return PreparedStep(self.objective, spec, unwrap(self.model), images, labels, generator, options)
+
+    def _eager_step(self, images: Any, labels: Any, generator: torch.Generator | None, accumulate: bool) -> Terms:
+        """Gradients of this process alone, as those of a prepared step are: another process may have taken one."""
+        model, spec = unwrap(self.model), self.spec
+        assert spec is not None
+        if not accumulate:
+            model.zero_grad(set_to_none=True)
+            for tensor in spec.learned:
+                tensor.grad = None
+        terms = self.objective(model, images, labels, generator)
+        if terms.total.requires_grad:
+            terms.total.backward()  # type: ignore[no-untyped-call]
+        if all(parameter.grad is None for parameter in model.parameters()):
+            raise nothing_to_train(model)
+        return Terms(*(term.detach() for term in terms))
+
+    def _check(self, spec: StepSpec, images: Any, labels: Any, outputs: torch.Size | None = None) -> None:
+        self.objective.check_arguments(self.model, images, labels)
+        if outputs is not None and isinstance(spec.loss, str):  # a custom loss may accept other labels
+            _model_checks.labels_for_outputs(labels, torch.empty(outputs, device="meta"))
+        for tensor in (*spec.tensors, *spec.learned):
+            if tensor.dim() == 0 and tensor.device != first_input(images).device:
+                raise ValueError(
+                    f"eta must be on the device of the images, {first_input(images).device}; got {tensor.device}; move it there"
+                )
+
+    def _conditions(self, spec: StepSpec, images: Any, generator: torch.Generator | None) -> object:
+        """Everything the prepared functions depend on, besides the shapes of the batch."""
+        kind = first_input(images).device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        modules = [(module.training, hook_ids(module), *map(id, submodules(module))) for module in self.modules]
+        held = (tensor for module in self.modules for _, tensor in own_tensors(module))
+        tensors = [(id(t), t.data_ptr(), t.requires_grad) for t in held]
+        learned = [id(tensor) for tensor in spec.learned]
+        return modules, tensors, autocast, learned, None if generator is None else id(generator)
+
+
+PREPARED = ("spec", "modules", "steps", "prepared_for", "seen_once", "warned")
+
+
+def _fast_step(step: PreparedStep, images: Any, labels: Any, accumulate: bool) -> Terms:
+    before = [parameter.grad for parameter in step.trained]
+    if accumulate and step.captured:  # the graph is about to overwrite what it returned last
+        before = [None if gradient is None else gradient.clone() for gradient in before]
+    loss, penalty, gradients, buffers = step(images, labels)
+    if loss.is_cpu:  # as in eager mode; on CUDA it would wait for the device
+        _model_checks.finite_losses(loss)
+    loss, penalty = loss.clone(), penalty.clone()  # a CUDA graph returns the same memory every time
+    with torch.no_grad():
+        _copy_all(step.buffers, buffers)
+        for parameter, gradient, earlier in zip(step.trained, gradients, before, strict=True):
+            parameter.grad = gradient if earlier is None or not accumulate else earlier + gradient
+    if not accumulate:
+        for parameter in step.untrained:
+            parameter.grad = None
+    return Terms(loss, penalty, loss + penalty)
+
+
+def _shapes(images: Any, labels: Any) -> object:
+    for name, batch in (("images", images), ("labels", labels)):
+        for one in pytree.tree_leaves(batch):
+            if isinstance(one, Tensor):
+                _checks.dense(name, one)  # others have no shape
+    leaves, structure = pytree.tree_flatten((images, labels))
+    described = [(one.shape, one.dtype, one.device) if isinstance(one, Tensor) else None for one in leaves]
+    return repr((structure, described))
+
+
+def _refuse_float16() -> None:
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16:
+            raise ValueError(
+                "fast gradients cannot be scaled before the backward pass, as float16 needs it (GradScaler); got autocast to "
+                f"float16; use torch.autocast({kind!r}, torch.bfloat16), which needs no scaler, or call the objective"
+            )
+
+
+def _refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
+    raise RuntimeError(
+        "the gradients are in parameter.grad already, since FastGradients computes them without autograd; call "
+        "optimizer.step() without terms.total.backward()"
+    )
+
+
+def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy with one launch for each dtype."""
+    for dtype in {tensor.dtype for tensor in targets}:
+        pairs = [writable_views(a, b) for a, b in zip(targets, sources, strict=True) if a.dtype == dtype]
+        foreach_copy([a for a, _ in pairs], [b for _, b in pairs])

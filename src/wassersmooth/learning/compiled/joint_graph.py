@@ -1,0 +1,186 @@
+"""The forward and backward pass of a plain step as one graph of elementary operators.
+
+The graph is traced once per model and batch shape, below autograd, and compound operators (norms, softmax, losses) are
+decomposed into sums, products and exponentials. The result can be differentiated along a direction one operator at a time
+(:mod:`wassersmooth.learning.compiled.jvp_interpreter`), without the second derivatives of any compound kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from wassersmooth._torch_internals import trace
+from wassersmooth.learning import losses
+from wassersmooth.learning.compiled.jvp_rules import separate_products
+from wassersmooth.learning.forward_mode_ops import twice_differentiable
+from wassersmooth.model_state import call_model, canonical_names, logits_of, preserve_state
+
+aten = torch.ops.aten
+
+# Torch counts these as elementary, or leaves them to one kernel, although they consist of simpler operators.
+COMPOUND = [
+    *(aten.native_batch_norm, aten.native_batch_norm_backward, aten._native_batch_norm_legit, aten.cudnn_batch_norm),
+    *(aten.cudnn_batch_norm_backward, aten._native_batch_norm_legit_no_training, aten.batch_norm_backward),
+    *(aten._batch_norm_with_update, aten._batch_norm_no_update, aten.native_layer_norm, aten.native_layer_norm_backward),
+    *(aten.native_group_norm, aten.native_group_norm_backward, aten._softmax, aten._softmax_backward_data),
+    *(aten._log_softmax, aten._log_softmax_backward_data, aten.native_dropout, aten.native_dropout_backward),
+    *(aten.logsumexp, aten.addmm, aten.baddbmm, aten.gelu, aten.gelu_backward, aten.softplus, aten.softplus_backward),
+]
+
+
+def trace_elementary(function: Callable[..., Any], examples: Sequence[Any]) -> fx.GraphModule:
+    """Trace the function into a graph of elementary operators, without dead code."""
+    graph = trace(torch.func.functionalize(function, remove="mutations"), examples, COMPOUND)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+class StepArguments(NamedTuple):
+    """The arguments of every step function.
+
+    It returns (loss, penalty, gradients of their sum, buffers after, input gradients); the last are empty unless something in
+    the penalty is learned.
+    """
+
+    images: Tensor
+    constants: list[Tensor]  # what the model takes besides the images
+    labels: list[Tensor]
+    eta: Tensor
+    metric: Tensor  # of a MetricHandle
+    parameters: list[Tensor]
+    buffers: list[Tensor]
+    probes: list[tuple[Tensor, ...]]
+
+    @property
+    def inputs_of_graph(self) -> list[Tensor]:
+        """What a joint graph takes first."""
+        return [self.images, *self.constants, *self.labels, *self.parameters, *self.buffers]
+
+
+class BatchLayout:
+    """How a batch is made of tensors: inputs are a tensor or a tuple, labels None, a tensor, a tuple or a dictionary."""
+
+    def __init__(self, inputs: Any, labels: Any) -> None:
+        self.is_tuple = isinstance(inputs, tuple)
+        self.structure = None if labels is None else pytree.tree_structure(labels)
+
+    def split(self, inputs: Any, labels: Any) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """The images, the further arguments of the model, and the tensors of the labels."""
+        images, *constants = inputs if self.is_tuple else (inputs,)
+        return images, constants, [] if self.structure is None else pytree.tree_leaves(labels)
+
+    def inputs(self, images: Tensor, constants: Sequence[Tensor]) -> Any:
+        return (images, *constants) if self.is_tuple else images
+
+    def labels(self, leaves: list[Tensor]) -> Any:
+        return None if self.structure is None else pytree.tree_unflatten(leaves, self.structure)
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """A graph of (images, constants, labels, parameters, buffers, field_arguments), and its nodes.
+
+    Gradients are those of the mean over images of the field, a function of the model's outputs.
+    """
+
+    graph: fx.GraphModule
+    layout: BatchLayout
+    images: fx.Node
+    field_arguments: list[fx.Node]
+    outputs: fx.Node  # of the model
+    values: fx.Node  # of the field  # shape: (B,)
+    image_gradient: fx.Node
+    parameter_gradients: dict[str, fx.Node]  # of the trained parameters that the field depends on
+    buffers: list[fx.Node]  # after one forward pass
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws random numbers, as dropout does."""
+        return any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in self.graph.graph.nodes)
+
+
+def trace_joint_graph(
+    model: nn.Module, field: Callable[..., Tensor], inputs: Any, labels: Any, field_arguments: Sequence[Tensor] = ()
+) -> JointGraph:
+    """Trace the forward and backward pass of a batch of this shape, in the current mode of the model.
+
+    Arguments:
+        field: ``(outputs, labels, *field_arguments) -> (B,)``, the loss or another function of the outputs.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    buffer_names = [name for name, _ in model.named_buffers()]
+    held, trained = canonical_names(model), [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    layout = BatchLayout(inputs, labels)
+
+    def step(
+        images: Tensor,
+        constants: list[Tensor],
+        labels: list[Tensor],
+        parameters: list[Tensor],
+        buffers: list[Tensor],
+        field_arguments: Sequence[Tensor],
+    ) -> tuple[Any, ...]:
+        state = dict(zip(names, parameters, strict=True))
+
+        def mean_field(x: Tensor, weights: dict[str, Tensor]) -> tuple[Tensor, Any]:
+            buffers_after = [buffer.clone() for buffer in buffers]
+            everything = state | weights | dict(zip(buffer_names, buffers_after, strict=True))
+            everywhere = {place: everything[name] for place, name in held.items()}
+            with twice_differentiable(attention_too=True):
+                outputs = logits_of(torch.func.functional_call(model, everywhere, (x, *constants), tie_weights=False))
+            _refuse_replaced(everywhere, {place: everything[name] for place, name in held.items()})
+            values = losses.evaluate(field, outputs, layout.labels(labels), *field_arguments, images=len(x))
+            return values.mean(), (outputs, values, buffers_after)
+
+        weights = {name: state[name] for name in trained}
+        (g, gradients), (outputs, values, buffers_after) = torch.func.grad(mean_field, (0, 1), has_aux=True)(images, weights)
+        return outputs, values, g, list(gradients.values()), buffers_after
+
+    parameters, buffers = ([tensor.detach() for tensor in tensors] for tensors in (model.parameters(), model.buffers()))
+    images, constants, leaves = layout.split(inputs, labels)
+    graph = trace_elementary(step, (images, constants, leaves, parameters, buffers, list(field_arguments)))
+    separate_products(graph)
+    nodes: Any = graph.graph.output_node().args[0]
+    outputs, values, g, *rest = nodes
+    gradients = dict(zip(trained, rest, strict=False))
+    used = {name: gradients[name] for name in _used_parameters(model, field, inputs, labels, field_arguments)}
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    last = placeholders[len(placeholders) - len(field_arguments) :]
+    return JointGraph(graph, layout, placeholders[0], last, outputs, values, g, used, rest[len(trained) :])
+
+
+def clone_shared(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors without shared memory: two weights may have the same gradient, and clipping in place would clip it twice."""
+    found: list[Tensor] = []
+    for tensor in tensors:
+        shared = any(tensor is other for other in found) or any(stride == 0 for stride in tensor.stride())
+        found.append(tensor.clone(memory_format=torch.contiguous_format) if shared else tensor)
+    return found
+
+
+def _refuse_replaced(found: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+    """Raise if a pass replaced a buffer by another tensor: the graph would not see the new one."""
+    if any(found[place] is not tensor for place, tensor in given.items()):
+        raise RuntimeError("it replaces its buffers, where it should change them in place")
+
+
+def _used_parameters(
+    model: nn.Module, field: Callable[..., Tensor], inputs: Any, labels: Any, field_arguments: Sequence[Tensor]
+) -> list[str]:
+    """The trained parameters that the field depends on, according to autograd. The graph has zeros for the others."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    images, *constants = inputs if isinstance(inputs, tuple) else (inputs,)
+    with preserve_state(model, images.device, frozen=False), torch.enable_grad():
+        outputs = call_model(model, images, *constants)
+        value = losses.evaluate(field, outputs, labels, *field_arguments, images=len(images)).mean()
+        if not (trained and value.requires_grad):
+            return []
+        found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+    return [name for name, gradient in zip(trained, found, strict=True) if gradient is not None]

@@ -1,0 +1,323 @@
+"""A training step prepared for one batch shape: traced, differentiated, compiled, compared with the eager step, captured."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from wassersmooth import _checks, _model_checks
+from wassersmooth._torch_internals import compile_graph
+from wassersmooth.learning import losses
+from wassersmooth.learning.compiled import compile_cache
+from wassersmooth.learning.compiled.convolutions import replace_convolutions
+from wassersmooth.learning.compiled.cuda_graph import CudaGraph
+from wassersmooth.learning.compiled.functional_model import FunctionalModel
+from wassersmooth.learning.compiled.gradient_step import gradient_step, plain_step, trace_field_graph, trace_loss_graph
+from wassersmooth.learning.compiled.joint_graph import BatchLayout, JointGraph, StepArguments, trace_elementary
+from wassersmooth.learning.compiled.memory_plan import keep_chosen_values
+from wassersmooth.learning.compiled.metric_op import MetricHandle
+from wassersmooth.learning.compiled.second_jvp import hessian_step
+from wassersmooth.learning.compiled.supported_models import nothing_to_train
+from wassersmooth.learning.covector_norms import evaluate_unchecked
+from wassersmooth.learning.gradient_gap import IMAGES, verify_compiled_step
+from wassersmooth.learning.objective import Objective, detached, first_input
+from wassersmooth.learning.step_spec import FunctionTerm, GradientTerm, HessianTerm, PenaltyTerm, StepSpec
+from wassersmooth.model_state import RandomState, call_model, preserve_state
+
+Stage = Literal["tracing", "compiling", "comparing", "capturing"]
+
+
+class StepKind(NamedTuple):
+    """How a step with one kind of penalty is built."""
+
+    trace: Callable[[StepSpec, nn.Module, Any, Any, Tensor, Any], JointGraph]  # (spec, model, inputs, labels, outputs, probe)
+    make_step: Callable[[StepSpec, JointGraph, StepArguments], Callable[..., Any]]
+
+
+STEPS: dict[type[PenaltyTerm] | type[None], StepKind] = {
+    type(None): StepKind(trace_loss_graph, plain_step),
+    GradientTerm: StepKind(trace_field_graph, gradient_step),
+    FunctionTerm: StepKind(trace_field_graph, gradient_step),
+    HessianTerm: StepKind(trace_loss_graph, hessian_step),
+}
+
+
+def step_kind(spec: StepSpec) -> StepKind:
+    """How this step is built; a ValueError for an unknown penalty."""
+    kind = STEPS.get(type(spec.penalty))
+    if kind is None:
+        names = ", ".join(known.__name__ for known in STEPS if known is not type(None))
+        raise ValueError(f"the penalty of a step must be None, {names}; got {type(spec.penalty).__name__}; use one of them")
+    return kind
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a step is prepared.
+
+    Arguments:
+        compile: whether torch's compiler fuses the operators.
+        required: whether a failure of the compiler is an error; otherwise the step stays uncompiled, with a warning.
+        cuda_graph: whether kernels are captured.
+        verify: whether gradients are compared with eager ones.
+        progress: called at the beginning of each stage.
+    """
+
+    compile: bool
+    required: bool
+    cuda_graph: bool
+    verify: bool
+    progress: Callable[[Stage], None]
+
+
+class PreparedStep:
+    """``step(inputs, labels)`` returns loss, penalty, gradients and the buffers after the step.
+
+    Attributes:
+        trained: what has a gradient, in its order: parameters, then learned tensors of the penalty.
+        untrained: the other parameters.
+        buffers: of the model.
+        outputs: the shape of the model's outputs.
+        captured: whether a CUDA graph is replayed: results are then in the same memory every time.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        spec: StepSpec,
+        model: nn.Module,
+        inputs: Any,
+        labels: Any,
+        generator: torch.Generator | None,
+        options: Options,
+    ) -> None:
+        self.layout = BatchLayout(inputs, labels)
+        images, constants, leaves = self.layout.split(inputs, labels)
+        images, device = _in_memory_format(images.detach(), model), images.device
+        inputs = self.layout.inputs(images, constants)
+        self.handle = MetricHandle(None if spec.penalty is None else spec.penalty.norm)
+        eta = _eta(spec.penalty, images)
+        state = [p.detach() for p in model.parameters()], [b.detach() for b in model.buffers()]
+        sampler = _Sampler(objective, spec, model, device, options.compile)
+        options.progress("tracing")
+        with explain_trace_errors(images):
+            outputs = _example_outputs(spec, model, images, constants, labels)
+            like = images.new_empty(outputs.shape)
+            probes = sampler.probes(inputs, labels, like, torch.Generator(device).manual_seed(0))
+            joint = step_kind(spec).trace(spec, model, inputs, labels, outputs, probes[0] if probes else ())
+            if not joint.parameter_gradients:
+                raise nothing_to_train(model)
+            example = StepArguments(images, constants, leaves, eta, self.handle.tensor, *state, probes)
+            with torch.autocast(device.type, enabled=False), torch.no_grad():  # its casts are in the graph already
+                function = _Function(step_kind(spec).make_step(spec, joint, example), example)
+        if options.compile:
+            function.compile(example, options)
+        named, gradients = dict(model.named_parameters()), joint.parameter_gradients
+        self.trained = [*(parameter for name, parameter in named.items() if name in gradients), *spec.learned]
+        self.untrained = [parameter for name, parameter in named.items() if name not in gradients]
+        self.buffers, self.outputs, self.shape, strides = list(model.buffers()), outputs.shape, images.shape, images.stride()
+        self.compiled, self.captured = function.run is not function.graph, False
+
+        def step_at(inputs: Any, labels: Any, generator: torch.Generator | None) -> Any:
+            images, constants, leaves = self.layout.split(inputs, labels)
+            images = _with_strides(images, strides)
+            drawn = sampler.probes(self.layout.inputs(images, constants), labels, like, generator)
+            arguments = StepArguments(images, constants, leaves, eta, self.handle.tensor, *state, drawn)
+            loss, penalty, found, buffers, input_gradients = function(arguments)
+            return loss, penalty, [*found, *_learned_gradients(spec, images, input_gradients)], buffers
+
+        def step(images: Tensor, constants: list[Tensor], leaves: list[Tensor]) -> Any:
+            labels = self.layout.labels(leaves)
+            return step_at(sampler.inputs(self.layout.inputs(images, constants), labels, generator), labels, generator)
+
+        if options.verify:
+            options.progress("comparing")
+            if not (joint.is_random and _outputs_vary(model, images, constants)):
+                seeded = torch.Generator(device)
+                verify_compiled_step(
+                    lambda x: step_at(x, labels, seeded.manual_seed(0)),
+                    *(objective, model, inputs, labels, list(gradients), spec.learned),
+                )
+            else:
+                _verify_in_eval_mode(objective, spec, model, inputs, labels)
+        self.run: Callable[..., Any] = step
+        if options.cuda_graph and images.is_cuda and spec.capturable and not spec.weights_are_learned:
+            options.progress("capturing")
+            with torch.autocast(device.type, enabled=False), torch.no_grad():
+                self.run, self.captured = CudaGraph(step, (images, constants, leaves), generator), True
+
+    def __str__(self) -> str:
+        made = [name for name, is_so in (("compiled", self.compiled), ("captured", self.captured)) if is_so]
+        return f"{tuple(self.shape)} ({' and '.join(made) or 'traced'})"
+
+    def __call__(self, inputs: Any, labels: Any) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+        images, constants, leaves = self.layout.split(inputs, labels)
+        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+            loss, penalty, gradients, buffers = self.run(images, constants, leaves)
+        return loss, penalty, gradients, buffers
+
+
+class _Function:
+    """A step function of :class:`StepArguments`, as one graph of elementary operators between flat lists of tensors."""
+
+    def __init__(self, step: Callable[..., Any], example: StepArguments) -> None:
+        flat, structure = pytree.tree_flatten(example)
+
+        def flat_step(*tensors: Tensor) -> list[Tensor]:
+            results, self.structure = pytree.tree_flatten(step(*pytree.tree_unflatten(tensors, structure)))
+            return results
+
+        self.graph = trace_elementary(flat_step, flat)
+        self.graph.graph.set_codegen(fx.graph.CodeGen())
+        self.graph.recompile()
+        self.run: Callable[..., Any] = self.graph
+
+    def __call__(self, arguments: StepArguments) -> Any:
+        return pytree.tree_unflatten(list(self.run(*pytree.tree_leaves(arguments))), self.structure)
+
+    def compile(self, example: StepArguments, options: Options) -> None:
+        """Replace the graph by a compiled function. No dispatcher of torch.compile is involved: the graph is traced already."""
+        options.progress("compiling")
+        flat = pytree.tree_leaves(example)
+        random_state = RandomState(example.images.device)
+        try:
+            with torch.autocast(example.images.device.type, enabled=False), torch.no_grad():
+                compiled = compile_cache.get_or_compile(self.graph, lambda: _compiled(self.graph, flat))
+                compiled(*flat)  # some kernels are compiled when they are first launched
+            self.run = compiled
+        except Exception as error:  # compilers raise anything
+            reason = f"torch could not compile this step ({_checks.first_line(error, 200)})"
+            if options.required:
+                raise RuntimeError(f"{reason}; use compile=False, or the objective itself") from error
+            warnings.warn(f"{reason}; it runs uncompiled, which is slower", stacklevel=4)
+        finally:
+            random_state.restore()
+
+
+class _Sampler:
+    """Makes what a step reads besides the batch, under the current autocast mode: noisy or attacked inputs, and probes."""
+
+    def __init__(self, objective: Objective, spec: StepSpec, model: nn.Module, device: torch.device, compile: bool) -> None:
+        self.objective, self.spec, self.model, self.autocast = objective, spec, model, _current_autocast(device)
+        self.functional: Any = None
+        if spec.functional_inputs is not None or spec.functional_draw:
+            self.functional = FunctionalModel(model)
+            self.functional = torch.compile(self.functional, dynamic=False) if compile else self.functional
+
+    def inputs(self, inputs: Any, labels: Any, generator: torch.Generator | None) -> Any:
+        with self.autocast, torch.enable_grad():
+            if self.spec.functional_inputs is not None:
+                return self.spec.functional_inputs(self.functional, inputs.clone(), labels, generator).detach()
+            return detached(self.objective.inputs(self.model, inputs, labels, generator))
+
+    def probes(self, inputs: Any, labels: Any, outputs: Tensor, generator: torch.Generator | None) -> list[tuple[Tensor, ...]]:
+        """One empty probe where nothing is drawn, so that every penalty is a sum over probes."""
+        penalty = self.spec.penalty
+        if penalty is None or penalty.draw is None:
+            return [()]
+        with self.autocast, torch.enable_grad():
+            model = self.functional if self.spec.functional_draw else self.model
+            drawn: list[tuple[Tensor, ...]] = detached(penalty.draw(model, inputs, labels, outputs, generator))
+        return drawn
+
+
+@contextmanager
+def explain_trace_errors(images: Tensor) -> Iterator[None]:
+    """Raise whatever goes wrong while tracing as a RuntimeError with the remedy."""
+    try:
+        yield
+    except ValueError:
+        raise  # about the outputs or the loss, with its own remedy
+    except Exception as error:  # anything the model's code runs into, and everything that torch cannot trace
+        _model_checks.explain_shape_mismatch(images, error)
+        raise RuntimeError(
+            f"this model cannot be traced ({_checks.first_line(error, 200)}); use the objective itself, "
+            "objective(model, images, labels)"
+        ) from error
+
+
+def _example_outputs(spec: StepSpec, model: nn.Module, images: Tensor, constants: list[Tensor], labels: Any) -> Tensor:
+    """The outputs of a pass without side effects; raises about outputs and labels of wrong shapes."""
+    with preserve_state(model, images.device), torch.no_grad():
+        outputs = call_model(model, images, *constants)
+        if spec.loss is not None:
+            losses.evaluate(losses.resolve(spec.loss), outputs, labels, images=len(images))
+    return outputs
+
+
+def _outputs_vary(model: nn.Module, images: Tensor, constants: list[Tensor]) -> bool:
+    """Whether two passes differ: an operator that can draw may draw nothing, as dropout at rate 0."""
+    with preserve_state(model, images.device), torch.no_grad():
+        return not torch.equal(call_model(model, images, *constants), call_model(model, images, *constants))
+
+
+def _learned_gradients(spec: StepSpec, images: Tensor, input_gradients: list[Tensor]) -> list[Tensor]:
+    """The gradients of the penalty in eta and in graph weights: input gradients do not depend on either."""
+    penalty = spec.penalty
+    if penalty is None or not spec.learned:
+        return []
+    assert penalty.norm is not None
+    with torch.enable_grad():
+        norm = evaluate_unchecked(penalty.norm, images)
+        eta = torch.as_tensor(penalty.eta, dtype=images.dtype, device=images.device)
+        total = penalty.factor(eta) * sum(norm.quad(g).mean() for g in input_gradients)
+        return list(torch.autograd.grad(total, spec.learned))
+
+
+def _verify_in_eval_mode(objective: Objective, spec: StepSpec, model: nn.Module, inputs: Any, labels: Any) -> None:
+    """A model that is random in training mode is compared in eval mode, where dropout does nothing: the same code."""
+    if isinstance(inputs, Tensor) and isinstance(labels, Tensor):
+        inputs, labels = inputs[:IMAGES], labels[:IMAGES]
+    if not any(module.training for module in model.modules()):
+        warnings.warn(
+            "this model draws random numbers in eval mode, too, so its fast gradients could not be compared with eager ones",
+            stacklevel=4,
+        )
+        return
+    alike = Options(False, False, False, True, lambda stage: None)
+    with preserve_state(model, first_input(inputs).device, frozen=False):
+        model.eval()
+        PreparedStep(objective, spec, model, inputs, labels, None, alike)
+
+
+def _eta(penalty: PenaltyTerm | None, images: Tensor) -> Tensor:
+    """Eta as a tensor, so that all its values share the compiled function."""
+    eta = 0.0 if penalty is None else penalty.eta
+    return eta.detach() if isinstance(eta, Tensor) else torch.tensor(eta, dtype=images.dtype, device=images.device)
+
+
+def _current_autocast(device: torch.device) -> torch.autocast:
+    """The current autocast mode, for the attack: its casts must not be cached, since a CUDA graph may capture them."""
+    kind = device.type
+    enabled = torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=enabled, cache_enabled=False)
+
+
+def _compiled(graph: fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
+    options, graph = {}, copy.deepcopy(graph)  # the graph itself stays as the compiler's fallback and the key of the cache
+    if any(tensor.is_cuda for tensor in examples):  # both were measured on CUDA only
+        replace_convolutions(graph)
+        options = keep_chosen_values(graph)
+    return compile_graph(graph, examples, options)
+
+
+def _with_strides(images: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """The images with these strides: with one channel, two memory formats look the same but are not for every kernel."""
+    if images.stride() == strides:
+        return images
+    return torch.empty_strided(images.shape, strides, dtype=images.dtype, device=images.device).copy_(images)
+
+
+def _in_memory_format(images: Tensor, model: nn.Module) -> Tensor:
+    """The images in the memory format of the convolution weights."""
+    kernels = [parameter for parameter in model.parameters() if parameter.dim() == 4]
+    last = any(k.is_contiguous(memory_format=torch.channels_last) and not k.is_contiguous() for k in kernels)
+    return images.contiguous(memory_format=torch.channels_last if last and images.dim() == 4 else torch.contiguous_format)

@@ -1,0 +1,90 @@
+"""Image classifiers in a Hugging Face folder: read from local safetensors alone, and no code of the folder is run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from wassersmooth._checks import first_line
+from wassersmooth.study.errors import StudyError
+
+HF = "hf:"  # before the path of the folder
+OFFLINE = {"local_files_only": True, "trust_remote_code": False}
+
+
+def hf_folder(name: str) -> Path:
+    """The folder that ``hf:FOLDER`` names."""
+    folder = Path(name.removeprefix(HF)).expanduser()
+    if not (folder / "config.json").is_file():
+        raise StudyError(
+            f"{name}: expected a folder with the config.json and the safetensors that save_pretrained writes; got "
+            f"{'none there' if folder.is_dir() else 'no such folder'}; models are not downloaded: give the path of a local copy"
+        )
+    return folder.resolve()
+
+
+def hf_network(name: str) -> nn.Module:
+    """The network of the folder's configuration, with weights at random."""
+    folder, transformers = hf_folder(name), _transformers(name)
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **OFFLINE)
+        model: nn.Module = transformers.AutoModelForImageClassification.from_config(config, trust_remote_code=False)
+    except Exception as error:  # transformers raises anything for a folder of something else
+        raise _unusable(name, error) from error
+    return model
+
+
+def hf_trained(name: str) -> nn.Module:
+    """The network with the folder's weights."""
+    folder, transformers = hf_folder(name), _transformers(name)
+    load = transformers.AutoModelForImageClassification.from_pretrained
+    try:
+        model: nn.Module = load(folder, use_safetensors=True, **OFFLINE)
+    except Exception as error:
+        raise _unusable(name, error) from error
+    return model
+
+
+def hf_normalization(name: str) -> tuple[list[float], list[float]] | None:
+    """Mean and std of the folder's ``preprocessor_config.json``; None if it does not exist or does not normalize."""
+    path = hf_folder(name) / "preprocessor_config.json"
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        if found.get("do_normalize") is False:
+            return None
+        mean, std = ([float(value) for value in found[key]] for key in ("image_mean", "image_std"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StudyError(
+            f"{path} holds no usable image_mean and image_std ({type(error).__name__}: {first_line(error)}); give --mean and "
+            "--std"
+        ) from None
+    return mean, std
+
+
+def hf_class_names(model: nn.Module) -> tuple[str, ...]:
+    """The names of a model's classes, in the order of its outputs; empty where it has none of its own."""
+    names = getattr(getattr(model, "config", None), "id2label", None)
+    if not isinstance(names, dict) or any(name == f"LABEL_{index}" for index, name in names.items()):
+        return ()
+    return tuple(str(names[index]) for index in sorted(names))
+
+
+def _transformers(name: str) -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError:
+        raise StudyError(f"model {name} needs the package transformers; install it with: pip install transformers") from None
+
+
+def _unusable(name: str, error: Exception) -> StudyError:
+    return StudyError(
+        f"{name} cannot be loaded ({type(error).__name__}: {first_line(error, 160)}); expected an image classifier of "
+        "transformers with its weights as safetensors, and no code of its own; write one with "
+        "model.save_pretrained(FOLDER, safe_serialization=True)"
+    )

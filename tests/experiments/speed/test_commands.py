@@ -1,0 +1,124 @@
+"""The commands of the speed experiment: one line on bad input, a page, and files that say how they were made."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from experiments.speed import autoattack_cost, commands, operator_cost
+from experiments.speed.commands import PROGRAM
+from tests.study.fake_bench import fake_report
+from tests.study.fake_runs import fake_study
+from wassersmooth.cli import main
+from wassersmooth.robustness import autoattack
+from wassersmooth.study.data import Part
+
+ROOT = Path(__file__).parent.parent.parent.parent
+ORIGIN = {"hardware", "threads", "python", "torch", "commit", "command"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["draw"], "the command must be one of render, operator, attacks, autoattack; got 'draw'"),
+        (["render"], r"a file that wassersmooth bench has written; got results/speed/bench-h200\.json, which does not exist"),
+        (["render", "half.json"], "; restore it, or measure it again"),
+        (["render", "other.json"], "another kind of JSON"),
+        (["operator", "--repeats", "0"], "repeats must be at least 1; got 0"),
+        (["attacks", "--images", "0"], "images must be at least 1; got 0"),
+        (["attacks", "--device", "tpu"], "device must be auto, cpu, cuda"),
+        (["autoattack", "--share", "8/8"], r"share must be K/N with K from 0 to N - 1, such as 0/8; got 8/8"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "half.json").write_text("{")
+    (tmp_path / "other.json").write_text("{}")
+    assert main(arguments, PROGRAM) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("python -m experiments.speed: ")
+    assert said.count("\n") == 1
+    assert re.search(complaint, said), said
+
+
+def test_the_page_is_rendered_and_the_time_of_a_study_goes_into_the_file(tmp_path: Path) -> None:
+    study, source, page = fake_study(tmp_path / "night", seeds=2), tmp_path / "bench.json", tmp_path / "speed.md"
+    page.write_text((ROOT / "docs" / "speed.md").read_text())
+    source.write_text(json.dumps(fake_report(training=None)))
+    assert main(["render", str(source), "--page", str(page)], PROGRAM) == 0
+    assert "| night | 6 | 12 |" not in page.read_text()
+    assert main(["render", str(source), "--page", str(page), "--training", str(study)], PROGRAM) == 0
+    assert "| night | 6 | 12 |" in page.read_text()
+    assert json.loads(source.read_text())["training"]["study"] == "night"
+
+
+def test_attacks_of_all_libraries_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "new" / "attacks.json"
+    flags = "--device cpu --rounds 1 --images 2 --steps 2"
+    assert main(["attacks", *flags.split(), "--output", str(path)], PROGRAM) == 0
+    report = json.loads(path.read_text())
+    committed = json.loads((ROOT / "results" / "speed" / "attacks-cpu.json").read_text())
+    assert report.keys() == committed.keys() >= ORIGIN
+    assert report["rows"][0].keys() == committed["rows"][0].keys()
+    for row in report["rows"]:
+        assert "foolbox" in row["ratio"]
+        assert max(row["largest_difference"].values()) < 1e-5
+    assert f"| {report['rows'][0]['attack']} | " in capsys.readouterr().out
+
+
+def test_autoattack_beside_its_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes share the cases, and rows that are there are not measured again; the attacks themselves are shortened."""
+    asked = []
+
+    def fake(model: nn.Module, part: Part, ball: tuple[float, str], attack: str, batch_size: int) -> Tensor:
+        asked.append((ball, attack))
+        return torch.arange(len(part)) < 2
+
+    monkeypatch.setattr(autoattack_cost, "reference", fake)
+    monkeypatch.setattr(autoattack, "ITERATIONS", 2)
+    monkeypatch.setattr(autoattack, "QUERIES", 2)
+    monkeypatch.setattr(autoattack_cost, "NETWORKS", ("none",))
+    monkeypatch.setattr(autoattack_cost, "MEMBERS", ("apgd-ce",))
+    generator = np.random.default_rng(0)
+    np.savez(tmp_path / "few.npz", images=generator.integers(0, 256, (5, 3, 32, 32), np.uint8), labels=[0, 1, 2, 3, 9])
+    path = tmp_path / "rows.json"
+    common = (
+        f"--dataset {tmp_path / 'few.npz'} --images 4 --device cpu --output {path} --models {ROOT / 'results/paper/models'}"
+    )
+    for share in ("0/2", "1/2", "1/2"):
+        assert main(["autoattack", "--parts", "parity", "--share", share, *common.split()], PROGRAM) == 0
+    assert len(asked) == 6
+    rows = json.loads(path.read_text())["rows"]
+    assert {(row["ball"], row["attack"]) for row in rows} == {
+        (ball, attack) for ball in ("linf 2/255", "linf 8/255", "l2 0.5") for attack in ("ensemble", "apgd-ce")
+    }
+    for row in rows:
+        assert row["wrong"]["clean"] <= row["wrong"]["ours"] <= row["images"] == 4
+        assert row["wrong"]["reference"] == 2
+        assert row["origin"].keys() >= ORIGIN
+    assert "parity none, linf 2/255, ensemble: of 4 images wrong " in capsys.readouterr().out
+    assert main(["autoattack", "--seconds", "0", "--parts", "speed", *common.split()], PROGRAM) == 0
+    assert len(asked) == 6
+
+
+def test_the_cost_of_the_operator(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator_cost, "SMALL", (2, 3, 32, 32))
+    monkeypatch.setattr(operator_cost, "LARGE", (1, 1, 224, 224))
+    path = tmp_path / "operator.json"
+    assert main(["operator", "--device", "cpu", "--repeats", "1", "--output", str(path)], PROGRAM) == 0
+    report, committed = (json.loads(p.read_text()) for p in (path, ROOT / "results" / "speed" / "operator-cpu.json"))
+    assert report.keys() == committed.keys() >= ORIGIN
+    for part in ("milliseconds", "ratios", "memory"):
+        assert report[part].keys() == committed[part].keys()
+    assert "loop / quad, 32px r=8" in capsys.readouterr().out
+    assert report["command"].startswith(commands.PROGRAM.name)

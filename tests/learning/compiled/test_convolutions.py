@@ -1,0 +1,265 @@
+"""The Triton kernels of convolutions against plain torch, and their place in a traced graph.
+
+Without a CUDA device they run in Triton's interpreter. It has to be chosen before Triton is imported and is of no use to the
+compiler, so that this file then runs once more, in a separate process.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wassersmooth as ws
+from tests.compare import assert_matches
+from tests.learning.steps import step_graph
+from tests.triton_interpreter import INTERPRETED, assert_passes_in_the_interpreter
+from wassersmooth.learning.compiled import convolutions as ours
+
+pytest.importorskip("triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+TOLERANCE = 1e-3 if DEVICE == "cuda" else 1e-5  # tf32, or exact
+
+aten, DENSE = torch.ops.aten, (False, [0, 0], 1)  # not transposed, no output padding, one group
+
+runs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs CUDA or Triton's interpreter")
+needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="needs CUDA")
+
+# images, in, out, size, window, stride, padding, dilation
+ODD = [
+    (1, 3, 5, (7, 5), (3, 3), (1, 1), (1, 1), (1, 1)),
+    (2, 16, 16, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1)),
+    (2, 16, 24, (9, 8), (3, 3), (2, 2), (1, 1), (1, 1)),
+    (3, 3, 7, (7, 5), (5, 5), (2, 2), (2, 2), (1, 1)),
+    (2, 5, 3, (6, 5), (1, 1), (2, 2), (0, 0), (1, 1)),
+    (2, 4, 33, (9, 8), (3, 3), (2, 1), (2, 1), (2, 2)),
+    (1, 70, 20, (5, 4), (3, 2), (1, 2), (0, 1), (1, 1)),
+    (1, 1, 1, (1, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
+]
+# The layers of a ResNet-20, which the blocks were chosen for.
+LAYERS = [(3, 16, 32, 1), (16, 16, 32, 1), (16, 32, 32, 2), (32, 32, 16, 1), (32, 64, 16, 2), (64, 64, 8, 1)]
+REAL = [(128, c, k, (side, side), (3, 3), (s, s), (1, 1), (1, 1)) for c, k, side, s in LAYERS]
+CASES = [*ODD, *(REAL if DEVICE == "cuda" else [])]
+
+
+class Case:
+    def __init__(self, case: Any, dtype: torch.dtype = torch.float32) -> None:
+        images, c, k, size, window, stride, padding, dilation = case
+        generator = torch.Generator().manual_seed(0)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(DEVICE, dtype, memory_format=torch.channels_last)
+
+        self.settings = (list(stride), list(padding), list(dilation))
+        self.weight = random(k, c, *window)
+        self.inputs = [random(images, c, *size) for _ in range(2)]
+        out = ours.shape_of(self.inputs[0], self.weight, *self.settings).out_size
+        self.gradients = [random(images, k, *out) for _ in range(2)]
+
+    def arguments(self, pairs: int = 2) -> dict[str, tuple[Any, ...]]:
+        return {
+            "weight_gradient": (self.inputs[:pairs], self.gradients[:pairs], list(self.weight.shape), *self.settings),
+            "forward": (self.inputs[0], self.weight, *self.settings),
+            "input_gradient": (self.gradients[0], self.weight, list(self.inputs[0].shape), *self.settings),
+        }
+
+
+def plain_weight_gradient(inputs: list[Tensor], gradients: list[Tensor], size: list[int], *settings: list[int]) -> Tensor:
+    like = torch.empty(size, dtype=inputs[0].dtype, device=inputs[0].device)
+    pairs = zip(inputs, gradients, strict=True)
+    return sum(aten.convolution_backward(d, a, like, None, *settings, *DENSE, [False, True, False])[1] for a, d in pairs)
+
+
+def plain_forward(a: Tensor, weight: Tensor, *settings: list[int]) -> Tensor:
+    return aten.convolution(a, weight, None, *settings, *DENSE)
+
+
+def plain_input_gradient(d: Tensor, weight: Tensor, input_size: list[int], *settings: list[int]) -> Tensor:
+    return aten.convolution_backward(d, d.new_empty(input_size), weight, None, *settings, *DENSE, [True, False, False])[0]
+
+
+# The slow twins of the kernels, by name.
+PLAIN = {"weight_gradient": plain_weight_gradient, "forward": plain_forward, "input_gradient": plain_input_gradient}
+
+
+def double(arguments: Any) -> Any:
+    return torch.utils._pytree.tree_map_only(Tensor, lambda t: t.double(), arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="this is the interpreter, or the kernels run as they are")
+def test_in_the_interpreter() -> None:
+    assert_passes_in_the_interpreter(__file__)
+
+
+# The kernels ---------------------------------------------------------------------------------------------------------
+
+
+@runs_kernels
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_plain_torch(case: Any, pairs: int) -> None:
+    for name, arguments in Case(case).arguments(pairs).items():
+        result, expected = getattr(ours, name)(*arguments), PLAIN[name](*double(arguments))
+        assert_matches(result, expected, TOLERANCE)
+        assert result.is_contiguous(memory_format=torch.channels_last)
+        fake = torch.library.opcheck(getattr(ours, name), arguments, test_utils=("test_schema", "test_faketensor"))
+        assert set(fake.values()) == {"SUCCESS"}
+
+
+@runs_kernels
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=needs_cuda)], ids=str)
+@pytest.mark.parametrize("case", [*ODD[:2], *(REAL if DEVICE == "cuda" else [])], ids=str)
+def test_half_precision(case: Any, dtype: torch.dtype) -> None:
+    """Sums are in float32: what is left is the rounding of the result. The interpreter multiplies no bfloat16."""
+    for name, arguments in Case(case, dtype).arguments().items():
+        result = getattr(ours, name)(*arguments)
+        assert result.dtype == dtype
+        assert_matches(result, PLAIN[name](*double(arguments)), 4e-3)
+
+
+@runs_kernels
+@pytest.mark.parametrize("case", [ODD[2], *(REAL if DEVICE == "cuda" else [])], ids=str)
+def test_many_times_the_same(case: Any) -> None:
+    for name, arguments in Case(case).arguments().items():
+        first = getattr(ours, name)(*arguments)
+        for _ in range(20 if DEVICE == "cuda" else 1):
+            assert torch.equal(getattr(ours, name)(*arguments), first)
+
+
+@runs_kernels
+def test_memory_layout_does_not_matter() -> None:
+    case = Case(ODD[0])
+    for name, arguments in case.arguments().items():
+        dense = torch.utils._pytree.tree_map_only(Tensor, lambda t: t.contiguous(), arguments)
+        assert torch.equal(getattr(ours, name)(*dense), getattr(ours, name)(*arguments))
+
+
+@needs_cuda
+@pytest.mark.parametrize("case", REAL, ids=str)
+def test_no_bias_from_bits_that_are_cut_off(case: Any) -> None:
+    """A factor that is the same everywhere would add up from layer to layer; without its correction it is 7e-4."""
+    for name, arguments in Case(case).arguments().items():
+        result, expected = getattr(ours, name)(*arguments).double(), PLAIN[name](*double(arguments))
+        assert abs(float((result * expected).sum() / expected.square().sum()) - 1) < 1e-4
+
+
+# In a graph ----------------------------------------------------------------------------------------------------------
+
+
+class Small(nn.Module):
+    """Every kind of convolution that is replaced, one that is not (groups), and a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False)
+        self.grouped = nn.Conv2d(6, 6, 3, padding=1, groups=2, bias=False)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.second(torch.tanh(self.first(x))))
+        return self.head(torch.tanh(self.grouped(x)).mean((2, 3)))
+
+
+METRIC = ws.Wasserstein(ws.PixelGraph.grid(6, 5, radius=1))
+
+
+def step(penalized: bool = True) -> tuple[torch.fx.GraphModule, tuple[Any, ...]]:
+    torch.manual_seed(0)
+    model = Small().to(DEVICE, memory_format=torch.channels_last)
+    images = torch.rand(3, 3, 6, 5).to(DEVICE, memory_format=torch.channels_last)
+    labels = torch.tensor([0, 2, 1], device=DEVICE)
+    penalty = ws.GradientPenalty(METRIC, 0.1)
+    return step_graph(penalty if penalized else ws.Plain(), model, images, labels)
+
+
+def operators(graph: torch.fx.GraphModule) -> dict[str, int]:
+    names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    return {name: names.count(name) for name in sorted(set(names)) if "convolution" in name}
+
+
+def assert_same_step(results: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+    for result, value in zip(results[:2], expected[:2], strict=True):
+        assert_matches(result, value, TOLERANCE)
+    for result, value in zip(results[2], expected[2], strict=True):
+        assert_matches(result, value, 5 * TOLERANCE)
+        assert result.stride() == value.stride()
+
+
+def test_all_convolutions_are_found() -> None:
+    graph, _ = step()
+    assert ours.replace_convolutions(graph) == 0 or DEVICE == "cuda"
+    graph, _ = step()
+    # Of two layers: both passes, and once more along a direction, but for the end of the last; two weight gradients each.
+    assert ours.replace_convolutions(graph, anywhere=True) == 2 * 2 + 2 * 2 - 1 + 2 * 2
+    assert operators(graph) == {
+        "aten.convolution.default": 2,
+        "aten.convolution_backward.default": 4,
+        "wassersmooth.convolution_forward.default": 4,
+        "wassersmooth.convolution_input_gradient.default": 3,
+        "wassersmooth.convolution_weight_gradient.default": 2,
+    }
+    graph.graph.lint()
+    assert ours.replace_convolutions(graph, anywhere=True) == 0
+
+
+def test_a_plain_step_has_single_weight_gradients() -> None:
+    graph, _ = step(penalized=False)
+    assert ours.replace_convolutions(graph, anywhere=True) >= 2 * 2 + 1
+    assert operators(graph)["wassersmooth.convolution_weight_gradient.default"] == 2
+
+
+@runs_kernels
+@pytest.mark.parametrize("penalized", [True, False])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_same_step(penalized: bool, compiled: bool) -> None:
+    graph, arguments = step(penalized)
+    expected = graph(*arguments)
+    ours.replace_convolutions(graph, anywhere=True)
+    torch.compiler.reset()
+    backend = "inductor" if DEVICE == "cuda" else "aot_eager"
+    function = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend) if compiled else graph
+    assert_same_step(function(*arguments), expected)
+
+
+@needs_cuda
+def test_in_a_cuda_graph() -> None:
+    graph, arguments = step()
+    ours.replace_convolutions(graph, anywhere=True)
+    graph(*arguments)
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        results = graph(*arguments)
+    arguments[0].mul_(0.5)
+    captured.replay()
+    assert_same_step(results, graph(*arguments))
+
+
+def test_what_the_kernels_are_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = torch.rand(2, 4, 6, 5, device=DEVICE).to(memory_format=torch.channels_last)
+    assert ours.kernels_support(a)
+    assert ours.kernels_support(a.half(), a.half())
+    assert not ours.kernels_support(a, a.half())
+    assert not ours.kernels_support(a.double())
+    assert not ours.kernels_support(a.contiguous())
+    assert not ours.kernels_support(a[0])
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        assert not ours.kernels_support(a)
+        assert ours.kernels_support(a.bfloat16())
+    monkeypatch.setattr(ours, "_TRITON", False)
+    assert not ours.kernels_support(a)
+
+
+def test_where_they_are_faster() -> None:
+    def faster(channels: int, out: int, side: int, stride: int = 1, window: int = 3) -> bool:
+        a = torch.empty(128, channels, side, side, device="meta")
+        at = ([stride, stride], [window // 2, window // 2], [1, 1])
+        return ours.is_faster(ours.shape_of(a, [out, channels, window, window], *at), 128)
+
+    assert all(faster(*layer) for layer in LAYERS)
+    assert not faster(128, 64, 8)
+    assert not faster(64, 64, 56)
+    assert not faster(64, 64, 8, window=1)

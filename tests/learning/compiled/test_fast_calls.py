@@ -1,0 +1,181 @@
+"""How fast gradients are called: accumulation, batch shapes, progress, and clear words about what cannot be done."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from tests.compare import assert_matches
+from tests.learning.central import flat
+from tests.learning.steps import assert_same_step, eager, gradients, traced
+from tests.learning.zoo import CLASSES, batch, make, smooth_net
+from wassersmooth import FastGradients, PixelGraph, Wasserstein
+from wassersmooth.learning.compiled import compile_cache, prepared_step
+from wassersmooth.learning.objectives import GradientPenalty, Plain
+
+METRIC = Wasserstein(PixelGraph.grid(8, 8, radius=2), mass=0.1)
+PENALTY = GradientPenalty(METRIC, 0.7)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before(monkeypatch):
+    monkeypatch.setattr(compile_cache, "_cache", {})
+
+
+def accumulated(model, objective, batches):
+    model.zero_grad()
+    for images, labels in batches:
+        objective(model, images, labels).total.backward()
+    return flat(gradients(model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_gradients_add_up(cuda_graph, device):
+    """Also those of a captured step, which overwrites its memory, and of a batch of another shape, which runs eagerly."""
+    model, batches = make("batch_norm_train", device), [batch(size, device, seed=seed) for seed, size in enumerate((6, 6, 4))]
+    twin, fast = copy.deepcopy(model), FastGradients(PENALTY, model, compile=False, cuda_graph=cuda_graph)
+    for first in (False, True, False):  # whatever gradients were there are replaced, or counted
+        before = flat(gradients(model)) if first else 0
+        for i, (images, labels) in enumerate(batches):
+            fast(images, labels, accumulate=first or i > 0)
+        assert_matches(flat(gradients(model)), before + accumulated(twin, PENALTY, batches), 1e-9)
+
+
+def test_parameters_without_a_gradient_keep_what_they_have_while_accumulating():
+    model, (images, labels) = nn.ModuleDict({"used": smooth_net(), "unused": nn.Linear(2, 2)}).double(), batch()
+    model.forward = lambda x: model["used"](x)
+    fast, kept = traced(Plain(), model), torch.ones(2, dtype=torch.float64)
+    model["unused"].bias.grad = kept
+    fast(images, labels, accumulate=True)
+    assert model["unused"].bias.grad is kept
+    fast(images, labels)
+    assert model["unused"].bias.grad is None
+
+
+@pytest.mark.slow
+def test_four_shapes_are_prepared_each_at_its_second_appearance(device):
+    model = make("batch_norm_train", device)
+    twin, stages = copy.deepcopy(model), []
+    fast = FastGradients(PENALTY, model, compile=False, cuda_graph=False, progress=stages.append)
+
+    def prepared_by(size):
+        images, labels = batch(size, device)
+        before = len(stages)
+        assert_same_step(fast(images, labels), eager(PENALTY, twin, images, labels), model, twin, 1e-9)
+        return len(stages) > before
+
+    assert prepared_by(8)
+    assert [prepared_by(8) for _ in range(2)] == [False, False]
+    for size in (7, 6, 5):
+        assert [prepared_by(size) for _ in range(3)] == [False, True, False]
+    with pytest.warns(UserWarning, match="prepared for 4 batch shapes already; all others run eagerly"):
+        assert not prepared_by(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [prepared_by(size) for size in (4, 4, 3, 3, 8, 5)] == [False] * 6
+    assert repr(fast).endswith(
+        "prepared for (8, 1, 8, 8) (traced), (7, 1, 8, 8) (traced), (6, 1, 8, 8) (traced), (5, 1, 8, 8) (traced))"
+    )
+
+
+def test_the_repr_says_what_is_prepared_and_progress_what_is_done(device, monkeypatch):
+    monkeypatch.setattr(prepared_step, "_compiled", lambda graph, examples: graph.forward)
+    model, (images, labels), stages = smooth_net(device), batch(device=device), []
+    fast = FastGradients(Plain(), model, compile=True, progress=stages.append)
+    assert repr(fast) == "FastGradients(Plain(loss='cross_entropy'), Sequential, not prepared yet)"
+    fast(images, labels)
+    captured = ["capturing"] if device == "cuda" else []
+    assert stages == ["tracing", "compiling", "comparing", *captured]
+    assert repr(fast).endswith(f"prepared for (4, 1, 8, 8) (compiled{' and captured' if captured else ''}))")
+
+
+def test_backward_after_a_fast_call_is_one_clear_line():
+    model, (images, labels) = smooth_net(), batch()
+    fast = traced(PENALTY, model)
+    for size in (4, 3):  # prepared and eager
+        terms = fast(images[:size], labels[:size])
+        with pytest.raises(
+            RuntimeError, match=r"^the gradients are in parameter.grad already, .*; call optimizer.step\(\) without"
+        ):
+            terms.total.backward()
+
+
+def test_float16_is_refused_with_the_remedy():
+    model, (images, labels) = smooth_net(dtype=torch.float32), batch(dtype=torch.float32)
+    with (
+        torch.autocast("cpu", torch.float16),
+        pytest.raises(ValueError, match=r"float16; use torch.autocast\('cpu', torch.bfloat16\)"),
+    ):
+        traced(PENALTY, model)(images, labels)
+
+
+def test_nothing_is_compiled_on_a_cpu_unless_asked(monkeypatch):
+    asked = []
+    monkeypatch.setattr(prepared_step, "_compiled", lambda graph, examples: asked.append(graph) or graph)
+    images, labels = batch()
+    FastGradients(Plain(), smooth_net())(images, labels)
+    assert not asked
+    FastGradients(Plain(), smooth_net(), compile=True)(images, labels)
+    assert len(asked) == 1
+    with pytest.raises(ValueError, match="compile must be one of 'auto', False, True; got 'always'"):
+        FastGradients(Plain(), smooth_net(), compile="always")
+
+
+def test_a_compiler_that_fails_is_told_with_the_remedy(monkeypatch, device):
+    def fails(graph, examples):
+        raise AssertionError("LoweringException: something internal\nand a long trace")
+
+    monkeypatch.setattr(prepared_step, "_compiled", fails)
+    model, (images, labels) = smooth_net(device), batch(device=device)
+    said = r"torch could not compile this step \(LoweringException: something internal\)"
+    with pytest.raises(RuntimeError, match=said + "; use compile=False, or the objective itself$"):
+        FastGradients(Plain(), model, compile=True)(images, labels)
+    if device == "cuda":  # where compiling was not asked for, the step goes on without it
+        twin, fast = copy.deepcopy(model), FastGradients(Plain(), model, cuda_graph=False)
+        with pytest.warns(UserWarning, match=said + "; it runs uncompiled"):
+            received = fast(images, labels)
+        assert_same_step(received, eager(Plain(), twin, images, labels), model, twin, 1e-10)
+
+
+class BasicBlock(nn.Module):
+    """The residual block of ResNet-18."""
+
+    def __init__(self, channels, out, stride):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(out), nn.BatchNorm2d(out)])
+        self.activation = nn.SiLU(inplace=True)
+        self.downsample = None
+        if stride > 1 or channels != out:
+            self.downsample = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x):
+        hidden = self.activation(self.norms[0](self.first(x)))
+        skipped = x if self.downsample is None else self.downsample(x)
+        return self.activation(self.norms[1](self.second(hidden)).add_(skipped))
+
+
+def resnet18(width):
+    """At 32 pixels its last stage works on single pixels."""
+    stages = [(width, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2), (4 * width, 8 * width, 2)]
+    blocks = [block for c, out, s in stages for block in (BasicBlock(c, out, s), BasicBlock(out, out, 1))]
+    stem = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.SiLU(), nn.MaxPool2d(3, 2, 1)]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, CLASSES))
+
+
+def test_resnet18_at_32_pixels(device):
+    """Compiled on CUDA with the width of the original, and in its batch size."""
+    torch.manual_seed(0)
+    width, size = (64, 256) if device == "cuda" else (4, 4)
+    model = resnet18(width).to(device)
+    model = model if device == "cuda" else model.double()
+    dtype = next(model.parameters()).dtype
+    images = torch.rand(size, 3, 32, 32, dtype=dtype, device=device)
+    labels = torch.randint(CLASSES, (size,), device=device)
+    objective, twin = GradientPenalty(Wasserstein(PixelGraph.grid(32, 32, radius=8), mass=0.25), 0.3), copy.deepcopy(model)
+    received, expected = FastGradients(objective, model)(images, labels), eager(objective, twin, images, labels)
+    assert_matches(received.total, expected.total, 1e-3 if device == "cuda" else 1e-9)
+    assert_matches(flat(gradients(model)), flat(gradients(twin)), 5e-2 if device == "cuda" else 1e-8)

@@ -1,0 +1,105 @@
+"""The page of a report: one file, the summary and three answers first, text escaped, packages named where they are missing."""
+
+import dataclasses
+import re
+import sys
+
+import pytest
+
+from tests.robustness.small_models import digits, trained
+from wassersmooth._checks import MissingExtraError
+from wassersmooth.robustness import page as pages
+from wassersmooth.robustness.attacks import FGSM, PGD
+from wassersmooth.robustness.evaluation import evaluate
+from wassersmooth.robustness.findings import Finding
+
+
+@pytest.fixture(scope="module")
+def report():
+    _, _, images, labels = digits()
+    return evaluate(trained(), images[:40], labels[:40], [FGSM(n / 255) for n in (2, 8, 25)], seed=0)
+
+
+@pytest.mark.slow
+def test_the_summary_and_three_answers_come_first(report):
+    page = report.to_html("my network")
+    assert report.summary in page
+    assert re.findall(r'<section class="answer"><h2>(.*?)</h2>', page) == [
+        "Clean error",
+        "Error under attack, 8/255",
+        "Can the attacks be trusted?",
+    ]
+    attacked = next(point for point in report.curve if round(255 * point.epsilon) == 8)
+    assert f"<b>{attacked.error:.1f} %</b>" in page
+    assert "<b>yes</b>" in page
+    order = [page.index(mark) for mark in (report.summary, 'class="answers"', 'id="error-curve"', 'id="errors"')]
+    assert order == sorted(order)
+    with pytest.raises(ValueError, match="title must be text; got NoneType; leave it out"):
+        report.to_html(None)
+    assert page.count("<svg role") == 1, "one plot"
+
+
+def test_every_number_of_the_report_is_on_the_page(report):
+    page = report.to_html()
+    for entry in (*report.entries, *report.probes):
+        assert f"{entry.low:.1f}\u2013{entry.high:.1f}" in page
+    for flips in report.translations:
+        assert f"{flips.mean:.2f}<small>" in page
+    assert f"Verdict: {report.verdict}." in page
+
+
+def test_the_page_needs_nothing_and_runs_nothing(report):
+    page = report.to_html()
+    assert "default-src 'none'" in page
+    assert not re.search(r"<script|<link|@import|url\((?!#)|(?:src|href)=\"(?!#)", page)
+
+
+def test_text_is_escaped(report):
+    spoiled = dataclasses.replace(report.entries[1], name="<script>alert(1)</script>", description='"><img src=x>')
+    finding = Finding("a_<b>", "<i>evidence</i>")
+    page = dataclasses.replace(report, entries=(report.entries[0], spoiled), masking=[finding]).to_html("</title><script>")
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "<i>evidence" not in page
+
+
+def test_what_was_not_measured_is_left_out(report):
+    bare = dataclasses.replace(report, curve=(), translations=(), probes=())
+    page = bare.to_html()
+    for name in ("error-curve", "translations", "<details>", "<svg"):
+        assert name not in page
+    assert "no attack was run" in page
+
+
+@pytest.mark.parametrize(
+    ("verdict", "value", "bad"),
+    [
+        ("no sign of masking", "yes", False),
+        ("masked: gradients vanish, noise beats gradient", "no", True),
+        ("too few images to tell masked gradients", "cannot be told", True),
+        ("learned nothing: one answer for all", "cannot be told", True),
+    ],
+)
+def test_trust_in_a_word(verdict, value, bad):
+    row = pages.trust(verdict)
+    assert (row.value, row.bad) == (value, bad)
+
+
+@pytest.mark.slow
+def test_the_plot_is_about_one_ball(report):
+    _, _, images, labels = digits()
+    found = evaluate(trained(), images[:25], labels[:25], [PGD(0.5, 0.1, 3, norm="l2"), PGD(1.0, 0.2, 3, norm="l2")], seed=0)
+    assert "ε, L2 norm" in found.to_html()
+    assert "guessing" in found.to_html()
+    assert {point.norm for point in pages.plotted_family(found.curve + report.curve)} == {"linf"}
+
+
+@pytest.mark.parametrize(("package", "module"), [("jinja2", "jinja2"), ("matplotlib", "matplotlib.figure")])
+def test_a_missing_package_is_named_with_its_extra(report, monkeypatch, package, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    pages.templates.cache_clear()
+    with pytest.raises(
+        MissingExtraError, match=rf"needs the package {package}; install it with: pip install 'wassersmooth\[study\]'"
+    ):
+        report.to_html()
+    pages.templates.cache_clear()

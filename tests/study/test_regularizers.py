@@ -1,0 +1,41 @@
+"""The table of kinds: what one entry brings along, and that the manual has them all."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from wassersmooth.learning.objectives import NoisyInputs
+from wassersmooth.study.config import Study
+from wassersmooth.study.regularizers import GROUPS, KINDS, NOISE, Kind, Regularizer, color_of, group_of, heading_of, title_of
+
+MANUAL = Path(__file__).parents[2] / "docs" / "study.md"
+
+
+def test_every_kind_is_built_in_one_way_and_looks_like_no_other() -> None:
+    for kind in KINDS.values():
+        assert sum(build is not None for build in (kind.objective, kind.penalty, kind.attack)) == 1
+        assert kind.group in GROUPS
+    assert len({kind.color for kind in KINDS.values()}) == len({kind.title for kind in KINDS.values()}) == len(KINDS)
+
+
+def test_the_manual_and_the_help_name_every_kind() -> None:
+    text, words = MANUAL.read_text(), re.findall(r"[\w-]+", inspect.getsource(Study))
+    assert [name for name in KINDS if f"`{name}`" not in text or name not in words] == []
+
+
+def test_a_new_kind_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KINDS, "loud-noise", Kind("loud noise", "#123456", NOISE, objective=NoisyInputs))
+    point = Regularizer.parse("loud-noise:eta=0.5")
+    terms = point.objective((4, 4), "auto")(torch.nn.Flatten(), torch.rand(2, 1, 4, 4), torch.tensor([0, 1]))
+    assert torch.isfinite(terms.total)
+    assert (title_of("loud-noise"), heading_of("loud-noise"), color_of("loud-noise")) == ("loud noise", "Loud noise", "#123456")
+    assert group_of("loud-noise") is NOISE
+
+
+def test_combinations_and_kinds_of_a_later_version_have_titles_colors_and_groups() -> None:
+    assert title_of("wasserstein+later") == "Wasserstein + later"
+    assert color_of("wasserstein+later") != color_of("later") == "#000000"
+    assert (group_of("wasserstein+later").side, group_of("later").side) == ("Combinations", "Others")
