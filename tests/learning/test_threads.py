@@ -10,6 +10,7 @@ from tests.compare import assert_matches
 from tests.learning.central import flat, gradients_of
 from tests.learning.zoo import batch, make, smooth_net
 from wassersmooth import Euclidean, FastGradients, doctor
+from wassersmooth.learning.attention import unfused_attention
 from wassersmooth.learning.objectives import GradientPenalty
 
 PENALTY = GradientPenalty(Euclidean(), 0.5, engine="forward_mode")
@@ -34,6 +35,18 @@ def in_threads(*functions):
     if errors:
         raise errors[0]
     return found
+
+
+def test_one_thread_leaves_unfused_attention_while_another_is_inside():
+    before = torch.backends.cuda.flash_sdp_enabled()
+    first, second = unfused_attention(), unfused_attention()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.math_sdp_enabled()
+    second.__exit__(None, None, None)
+    assert torch.backends.cuda.flash_sdp_enabled() is before is True
 
 
 @pytest.mark.parametrize("name", ["vision_transformer", "dropout"])

@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wassersmooth.learning.losses import widened
+
+_lock = threading.Lock()
+_inside = 0  # how many contexts of unfused_attention() are open, in all threads
+_choice = ExitStack()
+
+
+@contextmanager
+def unfused_attention() -> Iterator[None]:
+    """Let torch compute attention without its fused kernels.
+
+    torch has one choice for all threads, and each ``sdpa_kernel`` restores what it found: two threads would undo each other's.
+    So the first context that is entered makes the choice, and the last one that is left restores the one before.
+    """
+    global _inside
+    with _lock:
+        if _inside == 0:
+            _choice.enter_context(sdpa_kernel(SDPBackend.MATH))
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _choice.close()
 
 
 def scaled_dot_product_attention(

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wassersmooth.geometry.randomness import standard_normal
+from wassersmooth.learning.attention import unfused_attention
 from wassersmooth.learning.forward_mode_lock import exclusive_forward_mode
 from wassersmooth.learning.forward_mode_ops import forward_mode_safe, twice_differentiable
 from wassersmooth.learning.wrappers import unwrap, without_compile
@@ -111,7 +111,7 @@ def _derivatives_by_double_backward(
     function: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, unknowns: list[Tensor]
 ) -> list[Tensor]:
     x = x.detach().requires_grad_()
-    with sdpa_kernel(SDPBackend.MATH), twice_differentiable():
+    with unfused_attention(), twice_differentiable():
         outputs = function(x)
     (g,) = torch.autograd.grad(
         (outputs * _weights(outputs)).sum(), x, create_graph=True, materialize_grads=True, allow_unused=True

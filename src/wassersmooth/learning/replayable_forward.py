@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from wassersmooth import _model_checks, visibility
+from wassersmooth.learning.attention import unfused_attention
 from wassersmooth.learning.forward_mode_ops import twice_differentiable
 from wassersmooth.learning.recorded_rng import RecordedRng
 from wassersmooth.learning.wrappers import refuse_data_parallel, unwrap
@@ -46,10 +46,8 @@ class ReplayableForward:
     def first(self, x: Tensor) -> Tensor:
         """The model's outputs, with all side effects."""
         if not self.recording:
-            with (
-                sdpa_kernel(SDPBackend.MATH),
-                twice_differentiable(),
-            ):  # the fused kernels have no second derivative, and draw other dropout masks
+            # The fused kernels have no second derivative, and draw other dropout masks.
+            with unfused_attention(), twice_differentiable():
                 outputs = call_model(self.model, x, *self.constants)
             _model_checks.outputs(outputs, len(x))
             if x.requires_grad and torch.is_grad_enabled():
