@@ -14,7 +14,7 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python
 IS_SUITABLE := -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 
 ifdef PYTHON
-  ifneq ($(shell $(PYTHON) --version),$(shell $(BIN)/python --version 2>/dev/null))
+  ifneq ($(shell $(PYTHON) --version 2>/dev/null),$(shell $(BIN)/python --version 2>/dev/null))
     .PHONY: $(BIN)/python
   endif
 else

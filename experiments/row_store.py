@@ -10,7 +10,7 @@ from typing import Any
 from wassersmooth.study import durable
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.runs import locked
-from wassersmooth.study.stored_json import read_json
+from wassersmooth.study.stored_json import Shape, read_json
 
 Row = dict[str, Any]
 REMEDY = "restore it, or choose another file for the rows"
@@ -28,6 +28,15 @@ def read(path: Path) -> dict[str, Any]:
         if not isinstance(row, dict):
             raise damaged(path, number, f"expected an object, got {type(row).__name__}")
     return stored
+
+
+def checked(path: Path, shape: Shape) -> list[Row]:
+    """The rows of a file, each of this shape; what somebody has edited is named, and not taken for a result."""
+    rows: list[Row] = read(path)["rows"]
+    for number, row in enumerate(rows, 1):
+        if wrong := shape(row):
+            raise damaged(path, number, wrong)
+    return rows
 
 
 def damaged(path: Path, number: int, what: str) -> StudyError:
@@ -61,4 +70,5 @@ def merged(old: Sequence[Row], new: Sequence[Row], key: Sequence[str]) -> list[R
 
 
 def key_of(row: Mapping[str, Any], key: Sequence[str]) -> tuple[Any, ...]:
-    return tuple(row.get(name) for name in key)
+    """The values of these columns; a list or an object, as only a damaged row has there, as its text."""
+    return tuple(repr(value) if isinstance(value, list | dict) else value for value in map(row.get, key))

@@ -4,11 +4,14 @@ Tests of operator methods are written once and parametrized over CASES: every ki
 size, dark image, scale, mass and control. A new kind of operator needs one new line here and no new test.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from torch import Tensor
 
@@ -33,12 +36,19 @@ class OperatorCase:
     uniform: bool = False
     reference: str = ""  # nothing, ones, or an image with scattered zeros
     euclidean: bool = False
+    motion: str = ""  # nothing, transport or advection: then there is no graph
+    smoothness: float = 0.0
+    layout: str = "grid"  # or line, volume (of depth 2), edges (a random tree and more), islands (two of these)
     seed: int = 0
 
     def __str__(self) -> str:
         if self.euclidean:
             return f"euclidean-{self.channels}x{self.height}x{self.width}"
         parts = [f"{self.channels}x{self.height}x{self.width}", f"{self.neighborhood}{self.radius}", self.weight]
+        if self.layout != "grid":
+            parts[0] = f"{self.layout}-{'x'.join(map(str, self.shape[1:]))}"
+        if self.motion:
+            parts[1:] = [self.motion, f"smoothness{self.smoothness:g}"]
         parts += [self.dark] if self.dark != "none" else []
         parts += [self.scale] if self.scale != "unit" else []
         parts += [f"mass{self.mass:g}"] if self.mass else []
@@ -50,10 +60,31 @@ class OperatorCase:
 
     def weight_tensor(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """One weight per relation, in the order in which the library lists them."""
+        if self.layout in ("edges", "islands"):
+            return torch.tensor(self.edge_weights(), dtype=dtype)
+        if self.layout != "grid":
+            relations = replace(self, weight="constant").graph().relations
+            return torch.tensor([self.weight_function()(*offset) for *offset, _ in relations], dtype=dtype)
         plain = ws.PixelGraph.grid(self.height, self.width, self.radius, neighborhood=self.neighborhood)
         return torch.tensor([oracles.lopsided_weight(dy, dx) for dy, dx, _ in plain.relations], dtype=dtype)
 
+    def edge_list(self) -> Array:
+        """(E, 2): a random tree and some more pairs, in both orders; islands are two such graphs."""
+        rng, nodes, pairs = np.random.default_rng((self.seed, 7)), self.shape[2], []
+        split = nodes // 2 if self.layout == "islands" else nodes
+        for start, stop in ((0, split), (split, nodes)):
+            found = {(int(rng.integers(start, i)), i) for i in range(start + 1, stop)}
+            found |= {tuple(sorted(rng.choice(np.arange(start, stop), 2, replace=False).tolist())) for _ in range(stop - start)}
+            pairs += sorted(found)
+        return np.array([pair[:: rng.choice([-1, 1])] for pair in pairs])
+
+    def edge_weights(self) -> Array:
+        count = len(self.edge_list())
+        return np.ones(count) if self.weight == "constant" else np.random.default_rng((self.seed, 8)).uniform(0.2, 3.0, count)
+
     def graph(self, weight: object = None) -> ws.PixelGraph:
+        if self.layout != "grid":
+            return self._other_graph(weight)
         if weight is None:
             weight = {
                 "constant": "constant",
@@ -63,9 +94,21 @@ class OperatorCase:
             }[self.weight]
         return ws.PixelGraph.grid(self.height, self.width, self.radius, neighborhood=self.neighborhood, weight=weight)
 
-    def metric(self, weight: object = None) -> ws.Wasserstein | ws.Euclidean:
+    def _other_graph(self, weight: object) -> ws.PixelGraph:
+        weight = self.weight_tensor() if weight is None and self.weight == "tensor" else weight
+        if self.layout in ("edges", "islands"):
+            return ws.PixelGraph.from_edges(self.shape[2], torch.tensor(self.edge_list()), weight)  # type: ignore[arg-type]
+        given: Any = self.weight if weight is None else weight
+        given = self.weight_function() if given == "function" else given
+        if self.layout == "line":
+            return ws.PixelGraph.line(self.width, self.radius, given)
+        return ws.PixelGraph.volume(2, self.height, self.width, self.radius, self.neighborhood, given)  # type: ignore[arg-type]
+
+    def metric(self, weight: object = None) -> ws.Wasserstein | ws.Euclidean | ws.Deformations:
         if self.euclidean:
             return ws.Euclidean()
+        if self.motion:
+            return ws.Deformations(self.height, self.width, self.smoothness, self.motion, self.mass)  # type: ignore[arg-type]
         reference = torch.tensor(self.reference_image()) if self.reference == "image" else self.reference or None
         return ws.Wasserstein(self.graph(weight), self.scale, self.mass, self.uniform, reference)
 
@@ -74,10 +117,10 @@ class OperatorCase:
         x = rng.uniform(0.05, 1.0, self.shape)
         if self.dark == "scattered":
             x[rng.random(self.shape) < 0.6] = 0.0
-            x[..., 0, 0] = 0.5  # no channel is left empty
+            x.reshape(*self.shape[:2], -1)[..., 0] = 0.5  # no channel is left empty
         elif self.dark == "half":
             # Two lit columns at the outer edges; the dark pixels between them disconnect the graph if the radius is small.
-            x[..., :, 1:-1] = 0.0
+            x[..., 1:-1] = 0.0
         return torch.tensor(x, dtype=dtype, device=device)
 
     def reference_image(self) -> Array:
@@ -86,7 +129,7 @@ class OperatorCase:
             return np.ones(self.shape[1:])
         rng = np.random.default_rng((self.seed, 2))
         image = rng.uniform(0.2, 3.0, self.shape[1:])
-        image[:, 1, 1] = 0.0
+        image.reshape(self.channels, -1)[:, self.width + 1 if self.layout == "grid" else 1] = 0.0
         return image
 
     def covectors(self, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 1) -> Tensor:
@@ -99,35 +142,69 @@ class OperatorCase:
         return self.euclidean or bool(self.reference)
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return (self.batch, self.channels, self.height, self.width)
+    def kills_constants(self) -> bool:
+        """Whether L maps the constants of each channel to zero."""
+        return self.mass == 0 and not self.euclidean and self.motion != "advection"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        sizes = {"grid": (self.height, self.width), "line": (self.width,), "volume": (2, self.height, self.width)}
+        return (self.batch, self.channels, *sizes.get(self.layout, (self.height * self.width,)))
+
+    @property
+    def pixels(self) -> int:
+        """Of a channel."""
+        return math.prod(self.shape[2:])
 
     @property
     def size(self) -> int:
-        return self.channels * self.height * self.width
+        return self.channels * self.pixels
 
     # Expected results of the oracle ----------------------------------------------------------------------------------
 
-    def weight_function(self) -> oracles.WeightFunction:
+    def weight_function(self) -> Callable[..., float]:
+        if self.layout == "line":
+            return lambda dx: replace(self, layout="grid").weight_function()(0, dx)
+        if self.layout == "volume":
+            plane = replace(self, layout="grid").weight_function()
+            if self.weight == "gaussian":
+                return lambda dz, dy, dx: float(np.exp(-(dz**2 + dy**2 + dx**2) / (2 * (self.radius / 2) ** 2)))
+            return lambda dz, dy, dx: plane(dy, dx) + (0.2 * dz if self.weight != "constant" else 0)
         if self.weight == "gaussian":
             return oracles.gaussian_weight(self.radius)
         return oracles.constant_weight if self.weight == "constant" else oracles.lopsided_weight
 
     def omega(self) -> Array:
+        if self.layout in ("edges", "islands"):
+            return oracles.edge_adjacency(self.pixels, self.edge_list(), self.edge_weights())
+        if self.layout == "volume":
+            shape = (2, self.height, self.width)
+            return oracles.volume_adjacency(shape, self.radius, self.neighborhood, self.weight_function())
+        if self.layout == "line":
+            return oracles.adjacency(1, self.width, self.radius, "square", replace(self, layout="grid").weight_function())
         return oracles.adjacency(self.height, self.width, self.radius, self.neighborhood, self.weight_function())
 
     def cometric_function(self) -> Callable[[Array], Array]:
         """x (N,), real or complex, to the dense (N, N) cometric."""
         if self.euclidean:
             return lambda x: np.eye(self.size)
-        window = (self.height, self.width, self.radius, self.neighborhood, self.weight_function())
-        options = {"scale": self.scale, "mass": self.mass, "uniform": self.uniform}
+        if self.motion:
+            moved = {"smoothness": self.smoothness, "kind": self.motion, "mass": self.mass}
+            return lambda x: oracles.motion_matrix(x.reshape(self.shape[1:]), **moved)  # type: ignore[arg-type]
+        options = {"scale": self.scale, "mass": self.mass, "uniform": self.uniform, "diffusivity": self.diffusivity()}
         return lambda x: oracles.cometric_matrix(
             self.omega(),
             self.reference_image() if self.reference else x.reshape(self.shape[1:]),
-            diffusivity=oracles.diffusivity(*window),
             **options,  # type: ignore[arg-type]
         )
+
+    def diffusivity(self) -> float:
+        if self.scale != "pixels":
+            return 1.0
+        if self.layout == "line":
+            return replace(self, layout="grid", height=1).diffusivity()
+        assert self.layout == "grid", "the oracle knows the lengths of two dimensions"
+        return oracles.diffusivity(self.height, self.width, self.radius, self.neighborhood, self.weight_function())
 
     def matrices(self, images: Tensor) -> Array:
         """(B, N, N)."""
@@ -139,7 +216,11 @@ class OperatorCase:
             return [np.eye(self.size)] * len(images)
         bases = []
         for image in images.detach().cpu().double().numpy():
-            lit = np.broadcast_to(image.mean((1, 2), keepdims=True), image.shape) if self.uniform else image
+            if self.motion:  # K is positive definite, so that the range is that of T
+                bases.append(scipy.linalg.orth(oracles.motion(image, self.motion), rcond=1e-10))
+                continue
+            mean = image.reshape(self.channels, -1).mean(1).reshape(-1, *[1] * (image.ndim - 1))
+            lit = np.broadcast_to(mean, image.shape) if self.uniform else image
             lit = self.reference_image() if self.reference else lit
             bases.append(oracles.range_basis(oracles.components(self.omega(), lit)))
         return bases
@@ -148,8 +229,8 @@ class OperatorCase:
         """Coordinates for the Riemannian oracles, for images without zeros."""
         if self.euclidean or self.mass > 0:
             return oracles.Chart(self.cometric_function(), np.eye(self.size))
-        channel = np.repeat(np.arange(self.channels), self.height * self.width)
-        return oracles.Chart(self.cometric_function(), oracles.range_basis(channel))
+        labels = oracles.components(self.omega(), np.ones(self.shape[1:]))
+        return oracles.Chart(self.cometric_function(), oracles.range_basis(labels))
 
 
 PLAIN = OperatorCase()
@@ -191,9 +272,27 @@ CASES = [
     OperatorCase(scale="pixels", height=1, width=6, radius=2, weight="gaussian"),
     OperatorCase(scale="pixels", height=3, radius=7, weight="tensor", mass=0.2),
     OperatorCase(euclidean=True, channels=3),
+    OperatorCase(layout="line", width=9, radius=2, channels=2),
+    OperatorCase(layout="line", width=12, radius=3, weight="gaussian", scale="pixels", mass=0.1),
+    OperatorCase(layout="line", width=9, radius=1, dark="half", weight="function"),
+    OperatorCase(layout="line", width=7, radius=2, weight="tensor", reference="image"),
+    OperatorCase(layout="volume", height=3, width=4, radius=1, channels=2),
+    OperatorCase(layout="volume", height=3, width=3, radius=2, neighborhood="disk", weight="gaussian", scale="paper"),
+    OperatorCase(layout="volume", height=2, width=5, radius=1, weight="function", mass=0.2, dark="scattered"),
+    OperatorCase(layout="volume", height=2, width=3, radius=2, weight="tensor", uniform=True),
+    OperatorCase(layout="edges", channels=2),
+    OperatorCase(layout="edges", weight="tensor", mass=0.3, dark="scattered"),
+    OperatorCase(layout="islands", weight="tensor", channels=2, scale="paper"),
+    OperatorCase(layout="islands", reference="ones", dark="scattered"),
+    OperatorCase(motion="transport", smoothness=1.0, channels=2, mass=0.3),
+    OperatorCase(motion="advection", smoothness=2.0, mass=0.1, dark="scattered"),
+    OperatorCase(motion="transport", smoothness=0.5),
+    OperatorCase(motion="advection", channels=2),
+    OperatorCase(motion="transport", smoothness=0.7, height=1, width=6, channels=2, mass=0.2),
+    OperatorCase(motion="advection", smoothness=3.0, height=6, width=1, mass=0.05),
 ]
 
-WASSERSTEIN_CASES = [case for case in CASES if not case.euclidean]
+WASSERSTEIN_CASES = [case for case in CASES if not case.euclidean and not case.motion]
 
 
 def over(cases: list[OperatorCase], **changes: object) -> pytest.MarkDecorator:

@@ -81,6 +81,26 @@ def adjacency(height: int, width: int, radius: int, neighborhood: str, weight: W
     return omega
 
 
+def volume_adjacency(shape: tuple[int, int, int], radius: int, neighborhood: str, weight: Callable[..., float]) -> Array:
+    """omega of a volume: the same in three dimensions, for weights of an offset (dz, dy, dx) or its negative."""
+    voxels = [np.array(voxel) for voxel in product(*map(range, shape))]
+    omega = np.zeros((len(voxels), len(voxels)))
+    for i, j in product(range(len(voxels)), repeat=2):
+        offset = voxels[j] - voxels[i]
+        size = np.abs(offset).max() if neighborhood == "square" else np.sqrt((offset**2).sum())
+        if 0 < size <= radius:
+            forward = next(step for step in offset if step) > 0
+            omega[i, j] = weight(*(offset if forward else -offset))
+    return omega
+
+
+def edge_adjacency(nodes: int, edges: Array, weights: Array) -> Array:
+    omega = np.zeros((nodes, nodes))
+    for (i, j), w in zip(edges, weights, strict=True):
+        omega[i, j] = omega[j, i] = w
+    return omega
+
+
 def diffusivity(height: int, width: int, radius: int, neighborhood: str, weight: WeightFunction) -> float:
     """M2 / (2 s) of a pixel whose neighbors all exist: half the mean of o_x^2 over its offsets, averaged over the axes.
 
@@ -231,6 +251,56 @@ def effective_resistances(L_pinv: Array) -> Array:
     """R_ij = (e_i - e_j)' L^+ (e_i - e_j)."""
     diagonal = np.diag(L_pinv)
     return diagonal[:, None] + diagonal[None, :] - 2 * L_pinv
+
+
+# Coherent motion -----------------------------------------------------------------------------------------------------
+
+
+def velocity_covariance(rows: int, columns: int, smoothness: float) -> Array:
+    """The covariance of white noise on a grid, blurred by a Gaussian that ends at four standard deviations, with variance 1.
+
+    The noise continues beyond the grid as far as the Gaussian reaches.
+    """
+    reach = int(np.ceil(4 * smoothness))
+    sources = list(product(range(-reach, rows + reach), range(-reach, columns + reach)))
+    blur = np.zeros((rows * columns, len(sources)))
+    for i, (y, x) in enumerate(product(range(rows), range(columns))):
+        for j, (source_y, source_x) in enumerate(sources):
+            if abs(y - source_y) <= reach and abs(x - source_x) <= reach:
+                distance_sq = (y - source_y) ** 2 + (x - source_x) ** 2
+                blur[i, j] = np.exp(-distance_sq / smoothness / smoothness / 2) if smoothness else 1.0
+    covariance = blur @ blur.T
+    return covariance / covariance[0, 0]
+
+
+def motion(image: Array, kind: str) -> Array:
+    """T(x) of one (C, H, W) image, real or complex: one column for each vertical edge, then for each horizontal one.
+
+    A velocity of 1 on an edge from i to j moves the mean of both values from i to j in every channel (transport), or adds half
+    of their difference to both (advection: the values at the end arrive at the beginning).
+    """
+    channels, height, width = image.shape
+    index = np.arange(height * width).reshape(height, width)
+    pairs = [*zip(index[:-1].ravel(), index[1:].ravel(), strict=True)]
+    pairs += [*zip(index[:, :-1].ravel(), index[:, 1:].ravel(), strict=True)]
+    T = np.zeros((channels, height * width, len(pairs)), dtype=image.dtype)
+    for c, x in enumerate(image.reshape(channels, -1)):
+        for column, (i, j) in enumerate(pairs):
+            if kind == "transport":
+                T[c, i, column], T[c, j, column] = -(x[i] + x[j]) / 2, (x[i] + x[j]) / 2
+            else:
+                T[c, i, column] = T[c, j, column] = (x[j] - x[i]) / 2
+    return T.reshape(channels * height * width, -1)
+
+
+def motion_matrix(image: Array, *, smoothness: float, kind: str, mass: float = 0.0) -> Array:
+    """T K T' + mass I of one (C, H, W) image; the velocities of the two axes are independent."""
+    _, height, width = image.shape
+    K = scipy.linalg.block_diag(
+        *(velocity_covariance(*size, smoothness) for size in ((height - 1, width), (height, width - 1)) if all(size))
+    )
+    T = motion(image, kind)
+    return T @ K @ T.T + mass * np.eye(len(T))
 
 
 # Riemannian calculus from the definitions, in coordinates x = x0 + V y -----------------------------------------------

@@ -129,12 +129,19 @@ def test_private_names_of_torch_are_used_in_one_module_alone(path: Path) -> None
     if path.name == "_torch_internals.py":
         return
     tree = ast.parse(path.read_text())
-    for module, _ in imports(tree):
-        assert not module.startswith("torch.") or not ("._" in module or "experimental" in module), f"{module} is private"
+    names = [module for module, _ in imports(tree)]
+    for node in ast.walk(tree):  # also a private submodule: from torch.utils import _pytree
+        if isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    for name in names:
+        assert not name.startswith("torch.") or not ("._" in name or "experimental" in name), f"{name} is private"
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
             owner = ast.unparse(node.value)
             assert owner in {"self", "cls", "other", "aten"}, f"{owner}.{node.attr} is private; see _torch_internals.py"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"getattr", "hasattr", "setattr"}:
+            name = ast.unparse(node.args[1]).strip("'")
+            assert not name.startswith("_") or name.startswith("__"), f"{name} is private; see _torch_internals.py"
 
 
 def test_the_oldest_torch_that_is_allowed_is_one_that_was_tested() -> None:

@@ -7,6 +7,7 @@ NumPy from further down, and never a wrong answer.
 import math
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -59,11 +60,16 @@ def at_images(method: str) -> Callable[..., Any]:
     return lambda v: getattr(METRIC.cometric(images()), method)(v)
 
 
+def evaluated(model: Any) -> Any:
+    return model.eval() if isinstance(model, nn.Module) else model
+
+
 def fast(objective: object, model: nn.Module, images: Tensor, labels: Tensor) -> object:
     return ws.FastGradients(objective, model, compile=False)(images, labels)  # type: ignore[arg-type]
 
 
 BATCH: dict[str, Any] = {"model": net, "images": images, "labels": labels}
+SMOOTHED: dict[str, Any] = {"model": net, "images": images, "metric": ws.Euclidean(), "sigma": 0.1, "samples": 20}
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "grid": (ws.PixelGraph.grid, {"height": 4, "width": 4, "radius": 1, "weight": "constant"}),
     **{method: (at_images(method), {"v": small}) for method in ("mv", "quad", "kappa", "solve", "norm_sq", "in_range")},
@@ -84,6 +90,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "NoisyInputs": (calling(ws.NoisyInputs), BATCH | {"metric": METRIC, "eta": 0.1}),
     "AdversarialTraining": (calling(ws.AdversarialTraining), BATCH | {"attack": A.FGSM(0.1)}),
     "DirectionalPenalty": (calling(ws.DirectionalPenalty), BATCH | {"perturbation": lambda model, x, y: 0 * x}),
+    "GradientObjective": (calling(ws.GradientObjective), BATCH | {"penalty": lambda g, x, y, f: g.flatten(1).sum(1)}),
     "FastGradients": (fast, BATCH | {"objective": ws.Plain()}),
     "gap": (gap, BATCH | {"objective": ws.GradientPenalty(METRIC, 0.1), "reference": None}),
     "evaluate": (ws.evaluate, BATCH | {"suite": [A.FGSM(0.1)], "memory": None, "progress": None, "seed": 0}),
@@ -91,6 +98,10 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "PGD": (calling(A.PGD), BATCH | {"epsilon": 0.1, "step": 0.1, "iterations": 1}),
     "Square": (calling(A.Square), BATCH | {"epsilon": 0.1, "queries": 1}),
     "WassersteinFGSM": (calling(A.WassersteinFGSM), BATCH | {"epsilon": 0.1, "metric": METRIC}),
+    "AutoAttack": (calling(A.AutoAttack), BATCH | {"epsilon": 0.1}),
+    "MultiTargetedPGD": (calling(A.MultiTargetedPGD), BATCH | {"epsilon": 0.1, "step": 0.1, "iterations": 1}),
+    "certify": (lambda model, **options: ws.certify(evaluated(model), **options), SMOOTHED | {"select": 2}),
+    "Smoothed": (lambda images, **options: ws.Smoothed(**options)(images), SMOOTHED),
     "label_flips": (V.label_flips, {"model": net, "images": images, "reach": 1}),
     "translate": (V.translate, {"images": images, "shift": 1}),
     "rotate": (V.rotate, {"images": images, "degrees": 5.0}),
@@ -173,6 +184,8 @@ BAD_FUNCTIONS: dict[str, object] = {
     "no function": 3,
     "class": nn.ReLU,
     "unfit model": nn.Linear(7, 3),
+    "model of another precision": nn.Sequential(nn.Flatten(), nn.Linear(16, 1).double(), nn.Flatten(0)),
+    "model elsewhere": nn.Sequential(nn.Flatten(), nn.Linear(16, 1, device="meta"), nn.Flatten(0)),
 }
 
 
@@ -218,7 +231,7 @@ FULL = [name for name, (_, made) in CALLS.items() if "metric" in made and name n
 def test_metrics(name: str) -> None:
     for mistake, metric in BAD_METRICS.items():
         if name != "GradientPenalty" or mistake != "norm":  # a penalty is what the norm is for
-            assert refused(name, metric=metric).startswith("metric must be ")
+            assert refused(name, metric=metric).startswith(("metric must be ", "a certificate needs noise with the same"))
 
 
 @pytest.mark.parametrize("name", [name for name, (_, made) in CALLS.items() if "f" in made])
@@ -230,7 +243,21 @@ def test_functions_of_images(name: str) -> None:
 @pytest.mark.parametrize("name", ["GradientPenalty", "Tikhonov", "NoisyInputs"])
 def test_strengths(name: str) -> None:
     """The square of 1e200 is infinite, and that of 1e20 is in float32."""
-    for eta in (1e200, 1e20, math.nan, math.inf, -0.1, True, "0.1", None, [0.1], 10**400, torch.tensor(1e20), torch.ones(2)):
+    for eta in (
+        1e200,
+        1e20,
+        math.nan,
+        math.inf,
+        -0.1,
+        True,
+        "0.1",
+        None,
+        [0.1],
+        10**400,
+        torch.tensor(1e20),
+        torch.ones(2),
+        Fraction(10**400),
+    ):
         assert refused(name, eta=eta).startswith("eta must be ")
     refused(name, eta=torch.tensor(0.1, device="meta"))
     call(name, eta=1e18)
@@ -247,6 +274,8 @@ def test_strengths(name: str) -> None:
         ("evaluate", {"suite": {"mine": lambda x: x}}, "the suite's 'mine' must be a function .* takes other arguments"),
         ("Plain", {"loss": nn.CrossEntropyLoss}, "loss must be a function .*; got the class CrossEntropyLoss itself"),
         ("Plain", {"loss": lambda outputs: outputs}, "loss must be a function .* takes other arguments"),
+        ("PGD", {"loss": nn.Linear(2, 2)}, r"loss must be a function .* takes other arguments"),
+        ("WassersteinFGSM", {"loss": lambda outputs: outputs}, r"loss must be a function .* takes other arguments"),
         ("AdversarialTraining", {"attack": lambda x: x}, "attack must be a function .* takes other arguments"),
         ("AdversarialTraining", {"attack": net()}, "attack must be a function .* takes other arguments"),
         ("DirectionalPenalty", {"perturbation": lambda x: x}, "perturbation must be a function .* takes other arguments"),
@@ -333,6 +362,7 @@ def _penalty(g: Tensor, inputs: Tensor, labels: Tensor, outputs: Tensor) -> Tens
         (lambda x, y: ws.GradientObjective(_penalty)(net(), x.to("meta"), y), "inputs must be an ordinary dense tensor"),
         (lambda x, y: ws.FastGradients(ws.Plain(), net(), progress=math.nan), "progress must be a function"),
         (lambda x, y: ws.engines.FiniteDifference(verify=x), "verify must be"),
+        (lambda x, y: ws.engines.ForwardMode(verify="no"), "verify must be one of False, True; got 'no'"),
         (
             lambda x, y: ws.Plain()(nn.Sequential(nn.BatchNorm2d(1), net()), x[:1, :, :1, :1], y[:1]),
             r"a batch norm in training mode needs more than one value per channel; got a batch of \(1, 1, 1, 1\)",
@@ -350,3 +380,14 @@ def _penalty(g: Tensor, inputs: Tensor, labels: Tensor, outputs: Tensor) -> Tens
 def test_what_random_calls_found(call: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         call(torch.rand(2, 1, 4, 4), torch.tensor([0, 2]))
+
+
+def test_every_way_in_which_torch_says_that_a_layer_does_not_fit() -> None:
+    """A product that torch computes in batches is reported in other words; channels_last decides which it is."""
+    x = torch.rand(1, 3, 2, 2).to(memory_format=torch.channels_last)
+    for made in (x, x.contiguous()):
+        with pytest.raises(ValueError, match=r"^the model cannot process images of 3 x 2 x 2 \("):
+            A.FGSM(0.1)(nn.Linear(7, 3), made, torch.zeros(1, dtype=torch.int64))
+    single = nn.Sequential(nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match=r"^the model cannot process images of 2 x 2 \("):
+        ws.GradientPenalty(ws.Euclidean(), 0.1)(single, torch.rand(2, 2, 2), torch.zeros(2, dtype=torch.int64))

@@ -58,6 +58,8 @@ def test_its_metadata(wheel: zipfile.ZipFile) -> None:
     assert f"\nversion: {wassersmooth.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert metadata.get_all("Provides-Extra") == ["all", "dev", "ot", "study"]
+    (listed,) = re.findall(r"^Extras: (.*?)\. ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) == {"all", "ot", "study"}  # dev is for contributors
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert sorted(re.split(r"\W", line)[0] for line in required) == ["numpy", "torch"]
     assert metadata["Requires-Python"] == ">=3.11"
@@ -117,7 +119,7 @@ def test_make_keeps_its_environment_unless_another_version_is_asked_for(tmp_path
     assert "python3 -m venv --clear .venv" in make(tmp_path, "-n", "PYTHON=python3").stdout
 
 
-@pytest.mark.parametrize("arguments", [[], ["PYTHON=python3.13"]])
+@pytest.mark.parametrize("arguments", [[], ["PYTHON=python3.13"], ["PYTHON=python3.13-missing"]])
 def test_make_says_in_one_line_that_no_interpreter_is_suitable(tmp_path: Path, arguments: list[str]) -> None:
     interpreter(tmp_path / "bin" / "python3.13", works=False)
     done = make(tmp_path, *arguments)

@@ -28,7 +28,9 @@ def public_calls() -> dict[str, Callable[..., Any]]:
     for family in FAMILIES:
         found |= {f"ws.{_last(family)}.{name}": value for name, value in vars(family).items() if _belongs(value, family)}
     found |= {f"L.{name}": value for name, value in vars(Cometric).items()}
-    found |= {"ws.PixelGraph.grid": ws.PixelGraph.grid, "metric.cometric": ws.Wasserstein.cometric}
+    makers = ("grid", "line", "volume", "from_edges")
+    found |= {f"ws.PixelGraph.{name}": getattr(ws.PixelGraph, name) for name in makers}
+    found |= {"metric.cometric": ws.Wasserstein.cometric}
     found |= {"metric.w1_constant": ws.Wasserstein.w1_constant}
     found |= {f"certificates.{name}": value for name, value in vars(ws.Certificates).items() if inspect.isfunction(value)}
     found |= {"ws.DirectionalPenalty.from_attack": ws.DirectionalPenalty.from_attack}

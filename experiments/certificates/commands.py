@@ -13,8 +13,8 @@ import torch
 import tyro
 
 from experiments import row_store
-from experiments.certificates import page, throughput
-from experiments.certificates.measuring import NetworkWork
+from experiments.certificates import levine_feizi, page, throughput
+from experiments.certificates.measuring import KEY, PART, NetworkWork
 from experiments.certificates.settings import FULL, NETWORKS, SMALL, Scale
 from wassersmooth.cli import Program
 from wassersmooth.study import data, durable, provenance
@@ -105,6 +105,44 @@ class Run(Where):
 
 
 @dataclass(frozen=True)
+class Published(Where):
+    """Certifies the networks that Levine and Feizi published for MNIST, by their formula and by ours, on the same images.
+
+    python -m experiments.certificates published wasserstein_smoothing/checkpoints
+
+    The folder is that of a clone of github.com/alevine0/wasserstein_smoothing. A killed one continues with the next row.
+    """
+
+    checkpoints: Annotated[Path, tyro.conf.Positional] = Path("wasserstein_smoothing/checkpoints")
+    """The folder of their networks."""
+    flows: tuple[float, ...] = levine_feizi.FLOWS
+    """Standard deviations of a flow, in units of the mass, of 0.005, 0.01, 0.02."""
+
+    def __call__(self) -> None:
+        if not self.flows or not set(self.flows) <= set(levine_feizi.FLOWS):
+            known = ", ".join(f"{flow:g}" for flow in levine_feizi.FLOWS)
+            raise StudyError(f"flows must be among {known}; got {' '.join(f'{flow:g}' for flow in self.flows) or 'none'}")
+        durable.make_folder(self.output)
+        device, console = choose_device(self.device), Console()
+        networks = {flow: levine_feizi.load(self.checkpoints, flow) for flow in self.flows}
+        test = self.load("mnist", device).test
+        finished = {row_store.key_of(row, KEY) for row in row_store.read(self.output / ROWS)["rows"]}
+        for flow, (model, sha256) in networks.items():
+            for start in range(0, len(test), PART):
+                row = {"row": "published", "network": "mnist", "noise": "wasserstein", "sigma": flow, "part": start}
+                if row_store.key_of(row, KEY) in finished:
+                    continue
+                started = time.perf_counter()
+                some = data.Part(test.images[start : start + PART], test.labels[start : start + PART])
+                row |= levine_feizi.certify_both(model.to(device), some, flow, self.scale.samples)
+                row |= {"seconds": time.perf_counter() - started, "checkpoint_sha256": sha256}
+                row["origin"] = provenance.origin(device)
+                with row_store.changing(self.output / ROWS) as stored:
+                    stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+                console.line(f"flows of {flow:g}: images {start} to {start + len(some)} in {row['seconds']:.0f} s")
+
+
+@dataclass(frozen=True)
 class Throughput(Where):
     """Times certify beside the bare forward pass of the same network. Alone on the machine.
 
@@ -157,5 +195,5 @@ PROGRAM = Program(
     "python -m experiments.certificates",
     "What smoothing certifies: white and Wasserstein noise, each also in the other's geometry, and what it costs.\n"
     "experiments/certificates/README.md has the commands from the first run to the page.\n",
-    {"run": Run, "throughput": Throughput, "render": Render},
+    {"run": Run, "published": Published, "throughput": Throughput, "render": Render},
 )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import wassersmooth as ws
 from experiments import row_store
 from experiments.certificates import networks, stored_rows
-from experiments.certificates.settings import Scale, Setting, settings_of
+from experiments.certificates.settings import Scale, Setting, plain_of, settings_of
 from experiments.certificates.training import train
 from wassersmooth.study import provenance
 from wassersmooth.study.console import Console
@@ -61,6 +61,7 @@ class NetworkWork:
         self.finished: set[tuple[Any, ...]] = {row_store.key_of(row, KEY) for row in row_store.read(self.rows)["rows"]}
         settings = settings_of(self.network)
         work = [(setting, "certificates") for setting in settings]
+        work += [(plain_of(self.network), "plain")]
         work += [(setting, "attack") for setting in settings[2:4]]  # those of the smallest sigmas
         for setting, kind in work:
             parts = range(0, len(self.data.test), PART) if kind == "certificates" else (None,)
@@ -68,10 +69,13 @@ class NetworkWork:
                 if time.perf_counter() >= self.deadline:
                     return False
                 self._trained(setting)
-                if part is None:
-                    self._attack(setting)
-                else:
+                if part is not None:
                     self._certify(setting, part)
+                elif kind == "plain":
+                    labels = self.data.test.labels.tolist()
+                    self._add(setting, kind, None, {"labels": labels, "unsmoothed": self._predicted(self.data.test.images)})
+                else:
+                    self._attack(setting)
         return True
 
     def _trained(self, setting: Setting) -> None:
@@ -109,8 +113,6 @@ class NetworkWork:
             generator=torch.Generator().manual_seed(zlib.crc32(f"{setting.name} {start}".encode())),
         )
         seconds = time.perf_counter() - started
-        with torch.no_grad():
-            plain = self.smoothed_model(images).argmax(1)
         self._add(
             *(setting, "certificates", start),
             {
@@ -120,7 +122,7 @@ class NetworkWork:
                 "metric": repr(metric),
                 "seconds": seconds,
                 "labels": labels.tolist(),
-                "unsmoothed": plain.tolist(),
+                "unsmoothed": self._predicted(images),
                 "classes": found.classes.tolist(),
                 "lower": [round(value, 9) for value in found.lower.tolist()],
                 "radii": [round(value, 9) for value in found.radii.tolist()],
@@ -132,6 +134,11 @@ class NetworkWork:
             },
         )
         self.console.line(f"{setting.name}: images {start} to {start + len(images)} certified in {seconds:.1f} s")
+
+    @torch.no_grad()
+    def _predicted(self, images: Tensor) -> list[int]:
+        """The classes of the network itself, without noise."""
+        return [label for some in torch.split(images, PART) for label in self.smoothed_model(some).argmax(1).tolist()]
 
     def _attack(self, setting: Setting) -> None:
         """Attack certified images through the noise, inside their radius and far outside of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -48,6 +48,10 @@ class Certified:
     rows: Sequence[Row]
 
     def values(self, name: str) -> list[Any]:
+        """What the rows hold of each image; in the norm of L(1), white noise has a ball inside that of L2."""
+        if name == "norm":
+            factor = 1 / _largest_eigenvalue() ** 0.5 if self.setting.noise == "euclidean" else 1.0
+            return [factor * value for value in self.values("radii")]
         return [value for row in sorted(self.rows, key=lambda row: row["part"]) for value in row[name]]
 
     @property
@@ -79,19 +83,26 @@ def write_page(folder: Path, rows: str, speed: str) -> Path:
     for network in ("resnet20", "resnet18"):
         mine = [one for one in certified if one.setting.network == network]
         if mine:
-            lines += [f"## CIFAR-10, {NETWORK_TITLES[network]}", "", *_cifar_table(mine), ""]
-            durable.write(folder / f"{network}.png", curves_png(mine, "w1", "W1 radius (mass x pixels)"))
-            lines += [f"![Certified accuracy of {NETWORK_TITLES[network]} against the W1 radius.]({network}.png)", ""]
+            title = NETWORK_TITLES[network]
+            lines += [f"## CIFAR-10, {title}", "", *_cifar_table(mine, _plain(stored, network)), ""]
+            durable.write(folder / f"{network}.png", curves_png(mine, {"w1": "W1 radius (mass x pixels)"}))
+            lines += [f"![Certified accuracy of {title} against the W1 radius.]({network}.png)", ""]
+            norms = {"norm": "radius in the norm of L(1)", "l2": "L2 radius"}
+            durable.write(folder / f"{network}-norms.png", curves_png(mine, norms))
+            lines += [f"![Certified accuracy of {title} against the radius in L(1) and in L2.]({network}-norms.png)", ""]
     mine = [one for one in certified if one.setting.network == "mnist"]
     if mine:
-        lines += ["## MNIST, beside Levine and Feizi", "", *_mnist_table(mine), ""]
-        durable.write(folder / "mnist.png", curves_png(mine, "relative_w1", "W1 radius / mass (pixels)"))
+        lines += ["## MNIST, beside Levine and Feizi", "", *_mnist_table(mine, _plain(stored, "mnist")), ""]
+        durable.write(folder / "mnist.png", curves_png(mine, {"relative_w1": "W1 radius / mass (pixels)"}))
         lines += ["![Certified accuracy on MNIST against the W1 radius relative to the mass.](mnist.png)", ""]
+    published = [row for row in stored if row["row"] == "published"]
+    if published:
+        lines += ["## The networks of Levine and Feizi", "", *_published_table(published), ""]
     attacks = [row for row in stored if row["row"] == "attack"]
     if attacks:
         lines += ["## The smoothed networks under attack", "", *_attack_table(attacks), ""]
     if timed:
-        lines += ["## Speed", "", *_speed_table(timed), ""]
+        lines += ["## Speed", "", *_speed_table(timed, certified), ""]
     lines.append(NOT_CERTIFIED)
     page = folder / "certificates.md"
     durable.write(page, "\n".join(lines).encode())
@@ -123,11 +134,6 @@ def _largest_eigenvalue() -> float:
 
 
 def _head(stored: Sequence[Row]) -> list[str]:
-    origins = {
-        (origin["hardware"], origin["versions"]["torch"], short_commit(origin.get("commit") or origin.get("source_sha256")))
-        for origin in (row["origin"] for row in stored)
-    }
-    made = escape_value("; ".join(f"{hardware}, torch {version}, {commit}" for hardware, version, commit in sorted(origins)))
     return [
         *_paragraph(
             "How far from a test image the vote of a network over noise cannot change, with probability 1 - alpha for each",
@@ -137,8 +143,41 @@ def _head(stored: Sequence[Row]) -> list[str]:
             "trained on its own noise, with one seed; all are measured on the same test images, chosen by content. Intervals",
             "are Wilson's 95 % over the images, and say nothing about other seeds.",
         ),
-        *_paragraph(f"{made}. The commands are in [experiments/certificates](../../experiments/certificates/README.md)."),
+        *_paragraph(
+            f"{_origins(stored)}. The commands are in [experiments/certificates](../../experiments/certificates/README.md)."
+        ),
     ]
+
+
+def _origins(stored: Sequence[Row]) -> str:
+    """Machine, version and commit of most rows; those of others with what they made."""
+    made: dict[str, list[Row]] = {}
+    for row in stored:
+        origin = row["origin"]
+        commit = short_commit(origin.get("commit") or origin.get("source_sha256"))
+        made.setdefault(f"{origin['hardware']}, torch {origin['versions']['torch']}, {commit}", []).append(row)
+    texts: list[str] = []
+    for origin, rows in sorted(made.items(), key=lambda item: -len(item[1])):
+        subjects = dict.fromkeys(_subject(row) for row in sorted(rows, key=_subject) if row["row"] != "training")
+        texts.append(origin + (f" ({', '.join(subjects)})" if texts else ""))
+    return escape_value("; ".join(texts))
+
+
+def _subject(row: Row) -> str:
+    if row["row"] == "published":
+        return "the networks of Levine and Feizi"
+    noise = f"with {TITLES[row['noise']]} of sigma {row['sigma']:g}" if row["noise"] in TITLES else "without noise"
+    return f"{NETWORK_TITLES[row['network']]} {noise}"
+
+
+def _plain(stored: Sequence[Row], network: str) -> str:
+    """A sentence on the network that is trained without noise; "" where it is not measured."""
+    for row in stored:
+        if row["row"] == "plain" and row["network"] == network:
+            wrong = sum(a != b for a, b in zip(row["unsmoothed"], row["labels"], strict=True))
+            error = percent(wrong, len(row["labels"]))
+            return f"Trained in the same way without noise, it is wrong on {error} % of these images."
+    return ""
 
 
 def _reading(certified: Sequence[Certified]) -> list[str]:
@@ -173,19 +212,19 @@ def _paragraph(*sentences: str) -> list[str]:
     return [*textwrap.wrap(" ".join(sentences), 140, break_long_words=False, break_on_hyphens=False), ""]
 
 
-def _cifar_table(found: Sequence[Certified]) -> list[str]:
+def _cifar_table(found: Sequence[Certified], plain: str) -> list[str]:
     first = found[0].rows[0]
     root = _largest_eigenvalue() ** 0.5
     heads = ["noise", "sigma", "error of the network", "error of its vote", "no class certain"]
     heads += [f"certified at W1 {radius:g}" for radius in W1_RADII]
-    heads += ["median W1", "median L2", "median in L(1)", "images/s"]
+    heads += ["median W1", "median L2", "median in L(1)"]
     lines = [
         *_paragraph(
             f"{counted(found[0].images, 'image')}, {first['samples']:,} draws and {first['select']} to select the class, alpha",
-            f"{first['alpha']:g}. Errors and certified accuracies in percent; medians over all images, 0 where the class is",
-            "wrong or not certain. The L2 radius of Wasserstein noise is 0: no L2 ball conserves mass. An L2 ball of radius R",
-            f"holds that of L(1) of radius R / {root:.3f}. The error of the network is that without noise, which it was not",
-            "trained for. Images per second are noisy ones, with other processes on the GPU; alone they are in the last table.",
+            f"{first['alpha']:g}. Errors and certified accuracies in percent; an image without a certain class is an error of",
+            "the vote. Medians are over all images, 0 where the class is wrong or not certain. The L2 radius of Wasserstein",
+            "noise is 0: no L2 ball conserves mass. An L2 ball of radius R holds that of L(1) of radius",
+            f"R / {root:.3f}. The error of the network is that without noise, which it was not trained for. {plain}",
         ),
         "| " + " | ".join(heads) + " |",
         "|" + "---|" * len(heads),
@@ -194,17 +233,16 @@ def _cifar_table(found: Sequence[Certified]) -> list[str]:
         wrong = sum(a != b for a, b in zip(one.values("unsmoothed"), one.values("labels"), strict=True))
         uncertain = sum(value < 0 for value in one.values("classes"))
         white = one.setting.noise == "euclidean"
-        draws = one.images * (first["samples"] + first["select"]) / sum(row["seconds"] for row in one.rows)
         cells = [TITLES[one.setting.noise], f"{one.setting.sigma:g}", percent(wrong, one.images)]
         cells += [percent(one.images - sum(one.right), one.images), f"{100 * uncertain / one.images:.1f}"]
         cells += [one.accuracy(radius, "w1") for radius in W1_RADII]
         cells += [f"{one.median('w1'):.3f}", f"{one.median('l2'):.3f}" if white else "0"]
-        cells += [f"{one.median('radii') / (root if white else 1):.3f}", f"{draws:,.0f}"]
+        cells += [f"{one.median('norm'):.3f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
-def _mnist_table(found: Sequence[Certified]) -> list[str]:
+def _mnist_table(found: Sequence[Certified], plain: str) -> list[str]:
     first = found[0].rows[0]
     heads = ["noise", "sigma", "error of its vote", "no class certain"]
     heads += [f"certified at {radius:g}" for radius in RELATIVE_RADII]
@@ -215,8 +253,8 @@ def _mnist_table(found: Sequence[Certified]) -> list[str]:
             f"{first['select']:,} draws to select, {first['samples']:,} to bound, alpha {first['alpha']:g};",
             f"{counted(found[0].images, 'image')} here, all of the test images there. They add Laplace noise of standard",
             "deviation s to the flows of an image of mass 1, which at a mass of 100 is a pixel's standard deviation of 200 s;",
-            "the sigmas here are those of s = 0.005, 0.01, 0.02, whatever the mass. The networks differ, too. Medians over all",
-            "images, 0 where the class is wrong or not certain.",
+            "the sigmas here are those of s = 0.005, 0.01, 0.02, whatever the mass. The networks differ, too. An image without",
+            f"a certain class is an error; medians are over all images, 0 where the class is wrong or not certain. {plain}",
         ),
         "| " + " | ".join(heads) + " |",
         "|" + "---|" * len(heads),
@@ -229,6 +267,35 @@ def _mnist_table(found: Sequence[Certified]) -> list[str]:
         cells += [one.accuracy(radius, "relative_w1") for radius in RELATIVE_RADII]
         cells += [f"{one.median('relative_w1'):.4f}", DASH if printed is None else f"{printed:.4f}"]
         lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _published_table(rows: Sequence[Row]) -> list[str]:
+    """Both certificates on the same networks, images and numbers of draws."""
+    first = rows[0]
+    flows = sorted({row["sigma"] for row in rows})
+    images = sum(len(row["labels"]) for row in rows if row["sigma"] == flows[0])
+    lines = [
+        *_paragraph(
+            f"Here the networks are theirs (their published checkpoints), too, with {counted(images, 'image')} of MNIST,",
+            f"{first['select']:,} draws to select, {first['samples']:,} to bound, alpha {first['alpha']:g}, and the same unit.",
+            "Theirs: Laplace noise of standard deviation s on the flows of the image of mass 1, and their formula. Ours:",
+            "Gaussian noise of covariance `sigma^2 L(1)` with sigma = 2 s times the mass, so that a pixel has the same",
+            "variance; sigma may depend on the mass, which every covered perturbation conserves. Errors and medians as above.",
+        ),
+        "| s | error, theirs | error, ours | certified at 0.02, theirs | ours | median radius, theirs | ours | printed |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for flow in flows:
+        mine = sorted((row for row in rows if row["sigma"] == flow), key=lambda row: row["part"])
+        errors, shares, medians = [], [], []
+        for classes, radii in (("their_classes", "their_w1"), ("classes", "relative_w1")):
+            triples = [t for row in mine for t in zip(row[classes], row["labels"], row[radii], strict=True)]
+            held = [radius if found == label else -1.0 for found, label, radius in triples]
+            errors.append(percent(sum(value < 0 for value in held), len(held)))
+            shares.append(percent(sum(value >= 0.02 for value in held), len(held)))
+            medians.append(f"{statistics.median(max(0.0, value) for value in held):.4f}")
+        lines.append("| " + " | ".join([f"{flow:g}", *errors, *shares, *medians, f"{LEVINE_FEIZI[flow]:.4f}"]) + " |")
     return lines
 
 
@@ -252,7 +319,11 @@ def _attack_table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _speed_table(rows: Sequence[Row]) -> list[str]:
+def _speed_table(rows: Sequence[Row], certified: Sequence[Certified]) -> list[str]:
+    timed = {row["network"] for row in rows}
+    counts = {row["samples"] + row["select"] for one in certified if one.setting.network in timed for row in one.rows}
+    draws = max(counts, default=0)
+    rates = sorted(row["certify"] for row in rows)
     origin = rows[0]["origin"]
     machine = escape_value(f"{origin['hardware']}, torch {origin['versions']['torch']}")
     lines = [
@@ -261,6 +332,7 @@ def _speed_table(rows: Sequence[Row]) -> list[str]:
             "forward pass of the model alone at that batch size, on images that are there already, the best of five rounds,",
             "launched eagerly and as a CUDA graph; and `ws.certify`. Preparations are what a call costs beside its draws: the",
             "factor of the covariance, checks, the capture.",
+            f"The {draws:,} draws of an image take {draws / rates[-1]:.3f} to {draws / rates[0]:.3f} s." if draws else "",
         ),
         "| network | model | noise | batch | model alone | certify | share | preparations |",
         "|---|---|---|---|---|---|---|---|",
@@ -278,12 +350,23 @@ def _speed_table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def curves_png(found: Sequence[Certified], unit: str, label: str) -> bytes:
-    """Certified accuracy against the radius, one curve for each noise and sigma."""
-    drawing = figures.new_figure((6.4, 3.8), "the curves of certified accuracy")
-    axes = drawing.add_subplot()
+def curves_png(found: Sequence[Certified], labels: Mapping[str, str]) -> bytes:
+    """Certified accuracy against the radius, a panel for each unit and a curve for each noise and sigma."""
+    drawing = figures.new_figure((6.4 if len(labels) == 1 else 4.4 * len(labels), 3.8), "the curves of certified accuracy")
+    for place, (unit, label) in enumerate(labels.items(), 1):
+        axes = drawing.add_subplot(1, len(labels), place)
+        _draw(axes, found, unit)
+        axes.set(ylim=(0, 100), xlabel=label, ylabel="certified accuracy (%)" if place == 1 else "")
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=8)
+    return figures.to_png(drawing, 150)
+
+
+def _draw(axes: Any, found: Sequence[Certified], unit: str) -> None:
+    """The curves that reach beyond a radius of 0."""
     top = max(max(one.held(unit)) for one in found)
-    for one in found:
+    for one in (each for each in found if max(each.held(unit)) > 0):
         held = sorted(one.held(unit))
         radii = [0.0, *(value for value in held if value > 0)]
         shares = [100 * sum(value >= radius for value in held) / len(held) for radius in radii]
@@ -292,7 +375,4 @@ def curves_png(found: Sequence[Certified], unit: str, label: str) -> bytes:
         dashes = "-" if one.setting.noise == "wasserstein" else (0, (4, 1.5))
         name = f"{TITLES[one.setting.noise]}, sigma {one.setting.sigma:g}"
         axes.step([*radii, radii[-1]], [*shares, 0.0], where="pre", color=shade, ls=dashes, lw=1.6, label=name)
-    axes.set(xlim=(0, 1.03 * top or 1.0), ylim=(0, 100), xlabel=label, ylabel="certified accuracy (%)")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8)
-    return figures.to_png(drawing, 150)
+    axes.set_xlim(0, 1.03 * top if top > 0 else 1.0)

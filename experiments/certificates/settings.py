@@ -9,6 +9,7 @@ import wassersmooth as ws
 
 Noise = Literal["euclidean", "wasserstein"]
 NOISES: tuple[Noise, ...] = get_args(Noise)
+NO_NOISE: Literal["none"] = "none"
 TITLES = {"euclidean": "white noise", "wasserstein": "Wasserstein noise"}
 
 
@@ -64,10 +65,10 @@ SMALL = Scale(
 
 @dataclass(frozen=True)
 class Setting:
-    """One smoothed network."""
+    """One smoothed network; without noise and with sigma 0, the plain one that it is compared with."""
 
     network: str
-    noise: Noise
+    noise: Noise | Literal["none"]
     sigma: float
     select: int = 100
     alpha: float = 0.001
@@ -86,7 +87,7 @@ class Setting:
 
     def metric(self, height: int, width: int) -> ws.Euclidean | ws.Wasserstein:
         """White noise, or that of L(1) on the graph of the four nearest neighbors, which has the smallest W1 constant."""
-        if self.noise == "euclidean":
+        if self.noise != "wasserstein":
             return ws.Euclidean()
         return ws.Wasserstein(ws.PixelGraph.grid(height, width, radius=1, neighborhood="disk"), reference="ones")
 
@@ -108,6 +109,11 @@ def settings_of(network: str) -> list[Setting]:
             else:
                 found.append(Setting(network, noise, CIFAR_SIGMAS[noise][place]))
     return found
+
+
+def plain_of(network: str) -> Setting:
+    """The network that is trained in the same way, without noise."""
+    return Setting(network, NO_NOISE, 0.0)
 
 
 NETWORKS = ("resnet20", "resnet18", "mnist")

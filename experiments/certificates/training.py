@@ -25,7 +25,7 @@ def train(
 ) -> float:
     """Train the model, or load what was trained before; the seconds that it took.
 
-    The noise is that of ``NoisyInputs(metric, sigma)``, drawn once for each image and epoch.
+    The noise is that of ``NoisyInputs(metric, sigma)``, drawn once for each image and epoch; none where sigma is 0.
 
     Arguments:
         model: at its initial weights.
@@ -42,8 +42,8 @@ def train(
     images = data.train.images
     device, epochs = images.device, scale.epochs[setting.network]
     size = min(BATCH, len(data.train))
-    noise = SmoothingNoise(setting.metric(*data.size), setting.sigma, images)
-    xi = torch.empty(size, *images.shape[1:], device=device)
+    noise = SmoothingNoise(setting.metric(*data.size), setting.sigma, images) if setting.sigma else None
+    xi = torch.zeros(size, *images.shape[1:], device=device)
     order, draws = torch.Generator().manual_seed(1), torch.Generator(device).manual_seed(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=WEIGHT_DECAY)
     total, step = epochs * (len(data.train) // size), 0
@@ -54,7 +54,8 @@ def train(
                 continue
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step / total)
-            noise.fill(xi, [(0, size, draws)])
+            if noise is not None:
+                noise.fill(xi, [(0, size, draws)])
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 scores = forward((x + xi).contiguous(memory_format=torch.channels_last))
             loss = F.cross_entropy(scores.float(), y)

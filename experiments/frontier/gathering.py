@@ -15,6 +15,7 @@ from experiments.frontier.learning_curves import learning_curve_damage, learning
 from experiments.frontier.points import THREATS, chosen, fronts, points_of
 from experiments.row_store import Row
 from wassersmooth.robustness.intervals import wilson
+from wassersmooth.robustness.translations import AXES
 from wassersmooth.study.config import RunConfig, flatten
 from wassersmooth.study.console import Console
 from wassersmooth.study.errors import StudyError
@@ -31,6 +32,7 @@ from wassersmooth.study.stored_json import (
     one_of,
     optional,
     plain_name,
+    shown,
     text,
     truth,
     whole,
@@ -42,7 +44,7 @@ HARNESS = frozenset(
     {"dataset", "train_images", "validation", "split_seed", "model", "normalize", "precision"}
     | {"batch_size", "learning_rate", "momentum", "weight_decay", "eta_ramp"}
 )
-EPOCHS, STRENGTH, FLIPS = whole(1, 10**7), number(0, 1e6), object_of(number(-1e6, 1e6))
+EPOCHS, STRENGTH, FLIPS = whole(1, 10**7), number(0, 1e6), object_of(number(0, 1e6))
 ROW = object_with(
     {
         **dict.fromkeys(("family", "regularizer", "kind"), plain_name),
@@ -57,7 +59,7 @@ ROW = object_with(
         **dict.fromkeys(("eta", "epsilon"), STRENGTH),
         "errors": object_of(PERCENT),
         "flips": FLIPS,
-        "intervals": object_of(list_of(number(), 2)),
+        "intervals": object_of(list_of(number(0, 1e6), 2)),
         "images": object_of(whole(1, 10**9)),
         "commit": optional(text),
     },
@@ -254,8 +256,9 @@ def _damage(row: Row) -> str:
     """What is wrong with a row that was edited by hand, or ""."""
     if damage := ROW(row) or learning_curve_damage(row):
         return damage
-    if len(row["flips"]) == 1:
-        return f"flips of {next(iter(row['flips']))} alone"
+    for flips in (row["flips"], row.get("validation", {}).get("flips", {})):
+        if flips and set(flips) != set(AXES):
+            return f"flips of {shown(', '.join(flips))}; expected those of {' and '.join(AXES)}"
     if "clean" not in row["errors"]:
         return "errors: clean is missing"
     for name, bits in row.get("wrong", {}).items():

@@ -13,7 +13,12 @@ from torch import Tensor, nn
 from experiments.networks.architectures import CLASSES, build, without_randomness
 from wassersmooth import Euclidean, FastGradients, GradientPenalty, _checks
 from wassersmooth.learning.gradient_gap import gap_between
+from wassersmooth.study.stored_json import COUNT, number, object_with, text, whole
+from wassersmooth.study.tables import escape_value
 
+ROW = object_with(
+    {"network": text, "size": whole(1), "verdict": text}, {"parameters": COUNT, "error": number(0), "reason": text}
+)
 ETA = 0.3
 EXACT = 1e-7  # relative, in float64
 
@@ -71,5 +76,6 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         parameters = f"{row['parameters'] / 1e6:.1f} M" if "parameters" in row else ""
         what = f"{row['error']:.1e}" if "error" in row else row.get("reason", "")
-        lines.append(f"| {row['network']} | {parameters} | {row['size']} | {row['verdict']} | {what} |")
+        cells = map(escape_value, (row["network"], parameters, row["size"], row["verdict"], what))
+        lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -1,7 +1,8 @@
 """What one training step of a network costs, with optimizer: plain, with a penalty by fast gradients, and by what else exists.
 
-One row is one network in one precision. Every step is built, timed and dropped before the next one, so that its peak memory is
-its own. On CUDA the times are those of the whole step replayed as a CUDA graph, but for eager double backward, which allocates.
+One row is one network in one precision. Every step is timed and dropped before the next one is, so that its peak memory is its
+own, with the weights of those that wait. On CUDA the times are those of the whole step replayed as a CUDA graph, but for eager
+double backward, which allocates.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,8 @@ from wassersmooth.learning.gradient_gap import gap_between
 from wassersmooth.learning.objective import Objective
 from wassersmooth.study.acceleration import autocast
 from wassersmooth.study.bench.timing import Work, captured, timings
+from wassersmooth.study.stored_json import number, object_of, object_with, text, whole
+from wassersmooth.study.tables import escape_value
 
 ETA, RADIUS, MASS, R1 = 0.3, 8, 0.25, 10.0
 ACCURACY_IMAGES = 8
@@ -36,7 +39,14 @@ BENCHED = {
     "discriminator": (128, 32),
 }
 WITH_RIVALS = ("resnet20", "torchvision:resnet50", "torchvision:vit_b_16", "discriminator")
-RIVALS = ("make_fx", "forward_mode", "trace_autograd_ops")
+Kind = Literal["plain_compiled", "plain", "fast", "double_backward", "make_fx", "forward_mode", "trace_autograd_ops"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+OWN_KINDS, RIVALS = KINDS[:4], KINDS[4:]
+_STEP = object_with({}, {"ms": number(1e-9, 1e9), "reason": text, "peak_bytes": whole(1), "first_call_seconds": number(0, 1e9)})
+ROW = object_with(
+    {"network": text, "size": whole(1), "batch": whole(1), "precision": text, "steps": object_of(_STEP)},
+    {"gradient_error": object_of(number(0), ("fast", "eager"))},
+)
 
 
 def score(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -84,12 +94,12 @@ class Setup:
         return real_or_fake(outputs, self.labels).mean() if self.critic else F.cross_entropy(outputs, self.labels)
 
 
-def step_of(kind: str, setup: Setup, compile: bool) -> Work:
-    """A whole training step, not captured yet: gradients, then the optimizer."""
+def step_of(kind: str, setup: Setup, compile: bool, progress: Callable[[str], None] | None = None) -> Work:
+    """A whole training step, not captured yet: gradients, then the optimizer. Steps of the library report their stages."""
     model = setup.network()
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters, 1e-4, 0.9, fused=setup.device.type == "cuda")
-    gradients = _gradients_of(kind, setup, model, optimizer, compile)
+    gradients = _gradients_of(kind, setup, model, optimizer, compile, progress)
 
     def work() -> None:
         with autocast(setup.precision, setup.device):
@@ -100,12 +110,17 @@ def step_of(kind: str, setup: Setup, compile: bool) -> Work:
 
 
 def _gradients_of(
-    kind: str, setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, compile: bool
+    kind: str,
+    setup: Setup,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    compile: bool,
+    progress: Callable[[str], None] | None = None,
 ) -> Callable[[], object]:
     images, labels = setup.images, setup.labels
     if kind in ("plain", "fast"):
         objective = setup.plain() if kind == "plain" else setup.penalty()
-        fast = FastGradients(objective, model, compile=compile, cuda_graph=False)
+        fast = FastGradients(objective, model, compile=compile, cuda_graph=False, progress=progress)
         return lambda: fast(images, labels)
     if kind == "make_fx":
         return _made_fx(setup, model, compile)
@@ -193,38 +208,59 @@ def _traced_autograd(kind: str) -> Iterator[None]:
         yield
 
 
-def measure(
-    setup: Setup, kinds: tuple[str, ...], repeats: int, compile: bool, progress: Callable[[str], None]
-) -> dict[str, Any]:
-    """Milliseconds, bytes and seconds of each kind of step; a reason where one does not run."""
-    found: dict[str, Any] = {}
-    cuda = setup.device.type == "cuda"
-    for kind in kinds:
-        progress(kind)
-        if cuda:
-            torch.cuda.empty_cache()
+class Stages:
+    """The seconds of each stage of a first call, to be called at their beginnings."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[str, float]] = []
+
+    def __call__(self, stage: str) -> None:
+        self.started.append((stage, time.perf_counter()))
+
+    def seconds(self) -> dict[str, float]:
+        ends = [moment for _, moment in self.started[1:]]
+        return {stage: round(end - start, 1) for (stage, start), end in zip(self.started, ends, strict=False)}
+
+
+def prepare(kind: str, setup: Setup, compile: bool) -> tuple[Work | None, dict[str, Any]]:
+    """A step after its first call, and what that took; a reason where it does not run."""
+    stages = Stages()
+    started = time.perf_counter()
+    try:
+        with _traced_autograd(kind):
+            work = step_of(kind, setup, compile, stages)
+            work()
+        if setup.device.type == "cuda":
+            torch.cuda.synchronize(setup.device)
+        stages("end")
+        return work, {"first_call_seconds": round(time.perf_counter() - started, 1), "stages": stages.seconds()}
+    except Exception as error:  # rivals and compilers raise anything
+        return None, {"reason": _checks.first_line(error, 200)}
+    finally:
+        _free_memory(setup.device)
+
+
+def measure(kind: str, setup: Setup, work: Work, repeats: int) -> dict[str, Any]:
+    """Milliseconds of a prepared step, and the bytes it takes at its peak."""
+    try:
+        entry: dict[str, Any] = {}
+        if setup.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(setup.device)
-        started = time.perf_counter()
-        try:
-            with _traced_autograd(kind):
-                work = step_of(kind, setup, compile)
-                work()
-            if cuda:
-                torch.cuda.synchronize(setup.device)
-            entry: dict[str, Any] = {"first_call_seconds": round(time.perf_counter() - started, 1)}
-            if cuda:
-                torch.cuda.reset_peak_memory_stats(setup.device)
-                work()
-                entry["peak_bytes"] = torch.cuda.max_memory_allocated(setup.device)
-            timed = work if kind == "double_backward" else captured(work, setup.device)
-            timing = timings({kind: timed}, repeats, setup.device)[kind]
-            entry |= {"ms": timing.ms, "low": timing.low, "high": timing.high}
-            del work, timed
-        except Exception as error:  # rivals and compilers raise anything
-            entry = {"reason": _checks.first_line(error, 200)}
-        found[kind] = entry
-        gc.collect()
-    return found
+            work()
+            entry["peak_bytes"] = torch.cuda.max_memory_allocated(setup.device)
+        timed = work if kind == "double_backward" else captured(work, setup.device)
+        timing = timings({kind: timed}, repeats, setup.device)[kind]
+        return entry | {"ms": timing.ms, "low": timing.low, "high": timing.high}
+    except Exception as error:  # some steps cannot be captured
+        return {"reason": _checks.first_line(error, 200)}
+    finally:
+        _free_memory(setup.device)
+
+
+def _free_memory(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def gradient_error(setup: Setup) -> dict[str, float]:
@@ -271,7 +307,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         first = f"{steps.get('fast', {}).get('first_call_seconds', '-')} s"
         cells = [row["network"], f"{row['size']}, {row['batch']}", row["precision"], *shown, ratio]
         cells += [_shown(steps.get("double_backward", {})), memory, first, error, others]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append("| " + " | ".join(map(escape_value, cells)) + " |")
     return lines
 
 

@@ -247,7 +247,7 @@ def _damage(row: Row) -> str:
     if damage := ROW(row):
         return damage
     if any(not reach.isdecimal() or len(reach) > 6 for axis in row.get("flips_by_reach", {}).values() for reach in axis):
-        return "flips_by_reach: a reach is no number of pixels"
+        return "flips_by_reach: a reach is not a number of pixels"
     curve = row.get("curve") or {"levels": [], "errors": {}}
     if any(len(errors) != len(curve["levels"]) for errors in curve["errors"].values()):
         return "curve: expected an error for each level"

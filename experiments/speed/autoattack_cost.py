@@ -9,13 +9,12 @@ measured alone on the machine.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,8 +31,9 @@ from wassersmooth.robustness.balls import Norm
 from wassersmooth.robustness.model_queries import isolated_model, likeliest_wrong_classes
 from wassersmooth.robustness.packed_search import StandingImages
 from wassersmooth.study.data import Part
-from wassersmooth.study.errors import StudyError
 from wassersmooth.study.published_models import load_published
+from wassersmooth.study.stored_json import COUNT, list_of, number, object_of, object_with, one_of, text, whole
+from wassersmooth.study.tables import escape_value
 
 PartName = Literal["parity", "speed"]
 Row = dict[str, Any]
@@ -47,7 +47,29 @@ ENSEMBLE = "ensemble"
 REFERENCE = "pyautoattack"
 REFERENCE_BATCH = 250  # its default
 BRANCH = 0.1  # the scale of the residual branches of a network with random weights
+LARGE_DEPTHS, LARGE_SIZE = (3, 4, 6, 3), 224  # of the ResNet-50 and its images
 SEED = 0
+TITLES = {
+    "none": "none",
+    "euclidean": "Euclidean",
+    "wasserstein": "Wasserstein",
+    "resnet20": "ResNet-20",
+    "resnet50": "ResNet-50",
+}
+SECONDS = object_of(list_of(number(1e-9, 1e9)), ("ours", "reference"))
+ROW = object_with(
+    {
+        "part": one_of("parity", "speed"),
+        "network": one_of(*TITLES),
+        **dict.fromkeys(("ball", "attack", "reference"), text),
+        **dict.fromkeys(("images", "reference_batch"), whole(1)),
+        "epsilon": number(0, 1e6),
+        "pixels": list_of(whole(1)),
+        "wrong": object_of(COUNT, ("clean", "ours", "reference")),
+        "seconds": lambda value: SECONDS(value) or ("" if all(value.values()) else "expected times; got an empty list"),
+        "origin": object_with({"hardware": text, "torch": text}),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -71,14 +93,28 @@ def cases(parts: tuple[PartName, ...]) -> list[Case]:
     return [case for case in speed + parity if case.part in parts]
 
 
+def missing(output: Path, todo: Sequence[Case]) -> list[Case]:
+    """The cases of which the file has no row."""
+    done = {row_store.key_of(row, KEY) for row in row_store.read(output)["rows"]}
+    return [case for case in todo if case.key() not in done]
+
+
 def measure(
-    output: Path, todo: list[Case], data: Part, models: Path, device: torch.device, origin: Row, until: float, large: int
+    output: Path,
+    todo: Sequence[Case],
+    data: Part,
+    models: Path,
+    device: torch.device,
+    origin: Row,
+    until: float,
+    large: int,
+    say: Callable[[str], None],
 ) -> Iterator[Row]:
     """Measure the cases that the file lacks, and add a row for each, until the clock says ``until``."""
-    for case in todo:
-        done = {row_store.key_of(row, KEY) for row in row_store.read(output)["rows"]}
-        if case.key() in done or time.time() > until:
+    for place, case in enumerate(todo, 1):
+        if time.time() > until or not missing(output, [case]):
             continue
+        say(f"{place} of {len(todo)}: {', '.join(case.key())}")
         row = dict(zip(KEY, case.key(), strict=True)) | measure_case(case, data, models, device, large) | {"origin": origin}
         with row_store.changing(output) as stored:
             stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
@@ -90,7 +126,7 @@ def measure_case(case: Case, data: Part, models: Path, device: torch.device, lar
     of all images, which suits a small network better, and ours runs again."""
     ball: tuple[float, Norm]
     if case.network == "resnet50":
-        model, part = residual_network_50(large, device)
+        model, part = large_case(large, device)
         ball = (epsilon_that_half_survive(model, part), "linf")
     else:
         name = "euclidean" if case.network == "resnet20" else case.network
@@ -185,24 +221,54 @@ def timed(call: Fooled, device: torch.device) -> tuple[Tensor, float]:
     return found, time.perf_counter() - start
 
 
-def residual_network_50(count: int, device: torch.device) -> tuple[nn.Module, Part]:
+class Bottleneck(nn.Module):
+    """A block of the ResNet-50: convolutions of 1, 3 and 1 pixels beside a shortcut."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        shapes = ((channels, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1))
+        layers: list[nn.Module] = []
+        for inner, outer, size, step in shapes:
+            norm = nn.BatchNorm2d(outer)
+            layers += [nn.Conv2d(inner, outer, size, step, size // 2, bias=False), norm, nn.ReLU()]
+        self.body = nn.Sequential(*layers[:-1])
+        nn.init.constant_(norm.weight, BRANCH)
+        self.skip: nn.Module = nn.Identity()
+        if channels != 4 * width:
+            self.skip = nn.Sequential(nn.Conv2d(channels, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.skip(x))
+
+
+def bottlenecks(depths: Sequence[int] = (3, 4, 6, 3), classes: int = 1000) -> nn.Module:
+    """A network of so many blocks of each width: by default a ResNet-50."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for stage, depth in enumerate(depths):
+        for block in range(depth):
+            layers.append(Bottleneck(channels, 64 * 2**stage, 2 if stage and not block else 1))
+            channels = 256 * 2**stage
+    for layer in layers:
+        for module in layer.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+def large_case(count: int, device: torch.device) -> tuple[nn.Module, Part]:
     """A ResNet-50 with random weights, smooth random images of 224 pixels, and its own predictions as labels.
 
     Its batch norms get their statistics from the images: without any, the scores of all images would be alike. Its residual
     branches are scaled down: at full size its scores are so steep that no radius above rounding leaves half of the images.
     """
-    if not importlib.util.find_spec("torchvision"):
-        raise StudyError("the part speed needs torchvision for its ResNet-50; got none; pip install torchvision")
-    torchvision = importlib.import_module("torchvision")
     torch.manual_seed(SEED)
-    network = torchvision.models.resnet50(weights=None)
+    network = bottlenecks(LARGE_DEPTHS)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None  # the average over all passes
-        if hasattr(module, "bn3"):
-            nn.init.constant_(module.bn3.weight, BRANCH)
-    coarse = torch.rand(count, 3, 28, 28, generator=torch.Generator().manual_seed(SEED))
-    images = nn.functional.interpolate(coarse, size=(224, 224), mode="bilinear").to(device)
+    coarse = torch.rand(count, 3, LARGE_SIZE // 8, LARGE_SIZE // 8, generator=torch.Generator().manual_seed(SEED))
+    images = nn.functional.interpolate(coarse, size=(LARGE_SIZE, LARGE_SIZE), mode="bilinear").to(device)
     model = Normalized(network, 0.5, 0.25).to(device).train()
     with torch.no_grad():
         for first in range(0, count, 32):
@@ -240,4 +306,67 @@ def row_line(row: Row) -> str:
         f"{row['part']} {row['network']}, {row['ball']}, {row['attack']}: "
         f"of {row['images']} images wrong {counts['clean']} clean, "
         f"{counts['ours']} ours ({seconds['ours']:.1f} s), {counts['reference']} reference ({seconds['reference']:.1f} s)"
+    )
+
+
+def blocks(rows: Sequence[Row]) -> dict[str, str]:
+    """The tables of the page, by the name of their block; those without rows are left out."""
+    found = {}
+    if parity := [row for row in rows if row["part"] == "parity"]:
+        found["autoattack_parity"] = _parity(parity)
+    if speed := [row for row in rows if row["part"] == "speed"]:
+        found["autoattack_speed"] = _speed(speed)
+    return found
+
+
+def _parity(rows: Sequence[Row]) -> str:
+    """A line for each network and ball: wrong images after each attack alone and after all, ours and the reference's."""
+    attacks = (*MEMBERS, ENSEMBLE)
+    cells = {(row["network"], row["ball"], row["attack"]): row for row in rows}
+    lines = [f"| network, ball | clean | {' | '.join(attacks)} |", "| --- | ---: |" + " ---: |" * len(attacks)]
+    for ball in BALLS:
+        for network in NETWORKS:
+            of_line = {attack: cells[network, ball, attack] for attack in attacks if (network, ball, attack) in cells}
+            if of_line:
+                clean = next(iter(of_line.values()))["wrong"]["clean"]
+                pairs = [
+                    f"{of_line[a]['wrong']['ours']} / {of_line[a]['wrong']['reference']}" if a in of_line else "-"
+                    for a in attacks
+                ]
+                lines.append(f"| {TITLES[network]}, {ball} | {clean} | {' | '.join(pairs)} |")
+    images = sorted({row["images"] for row in rows})
+    return "\n".join([*lines, "", f"Wrong of {' or '.join(map(str, images))} images, ours / reference. {_where(rows)}"])
+
+
+def _speed(rows: Sequence[Row]) -> str:
+    heads = ("network", "images", "epsilon", "wrong, ours / reference", "seconds, ours", "reference", "times faster")
+    lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
+    for row in rows:
+        batched = [(row["reference_batch"], "reference")]
+        if "reference_in_one_batch" in row["seconds"]:
+            batched.append((row["images"], "reference_in_one_batch"))
+        ours = statistics.median(row["seconds"]["ours"])
+        for size, name in batched:
+            theirs = statistics.median(row["seconds"][name])
+            cells = (
+                f"{TITLES[row['network']]}, {'x'.join(map(str, row['pixels']))}, batches of {min(size, row['images'])}",
+                f"{row['images']}",
+                f"{255 * row['epsilon']:.3g}/255",
+                f"{row['wrong']['ours']} / {row['wrong']['reference']}",
+                f"{ours:.1f}",
+                f"{theirs:.1f}",
+                f"{theirs / ours:.1f}",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _where(rows)])
+
+
+def _where(rows: Sequence[Row]) -> str:
+    """On what it was measured, as the rows say."""
+    origins = {(row["origin"]["hardware"], row["origin"]["torch"], row["reference"]) for row in rows}
+    return (
+        "; ".join(
+            escape_value(f"{hardware}, torch {torch_}, {REFERENCE} {package}") for hardware, torch_, package in sorted(origins)
+        )
+        + "."
     )

@@ -14,10 +14,11 @@ from typing import Annotated, Any
 import torch
 import tyro
 
+from experiments import row_store
 from experiments.speed import autoattack_cost
 from experiments.speed.attack_cost import attack_lines, measure_attacks
 from experiments.speed.operator_cost import measure_operator, operator_lines
-from experiments.speed.page import write_page
+from experiments.speed.page import read_page, with_blocks, write_page
 from wassersmooth.cli import Program
 from wassersmooth.study import durable, provenance
 from wassersmooth.study.bench.command import with_training
@@ -111,11 +112,13 @@ class Attacks:
 
 @dataclass(frozen=True)
 class Autoattack:
-    """Compares AutoAttack with its reference implementation, pyautoattack: images fooled, by each attack and by all, and time.
+    """Compare AutoAttack with its reference implementation, pyautoattack: images fooled, by each attack and by all, and time.
 
     python -m experiments.speed autoattack: everything, into results/speed/autoattack-h200.json.
 
-    python -m experiments.speed autoattack --parts parity --share 0/8: the first of eight processes that share the work.
+    python -m experiments.speed autoattack --parts parity --share 0/9: the first of nine processes that share the work.
+
+    python -m experiments.speed autoattack --seconds 0 --page docs/robustness.md: fills the tables of the page.
 
     Rows that the file has are not measured again.
     """
@@ -140,24 +143,30 @@ class Autoattack:
     """Where the files of the data set are."""
     models: Path = Path("results/paper/models")
     """The folder of the published networks."""
+    page: Path | None = None
+    """Fills the blocks of this page with the rows of the file."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1."""
 
     def __call__(self) -> None:
-        began = time.time()
+        until = time.time() + self.seconds
         _require_positive(images=self.images, speed_images=self.speed_images, large_images=self.large_images)
         number, _, processes = self.share.partition("/")
         if not (number.isdigit() and processes.isdigit() and int(number) < int(processes)):
             raise StudyError(f"share must be K/N with K from 0 to N - 1, such as 0/8; got {self.share}")
         device, console = choose_device(self.device), Console()
-        test = load(Data(self.dataset, self.data_dir), self.images, trained_elsewhere=True).test
-        few = type(test)(test.images[: self.speed_images], test.labels[: self.speed_images])
-        for part in self.parts:
-            todo = autoattack_cost.cases((part,))[int(number) :: int(processes)]
-            data = few if part == "speed" else test
-            facts = (self.models, device, _origin(device), began + self.seconds, self.large_images)
-            for row in autoattack_cost.measure(self.output, todo, data, *facts):
-                console.line(autoattack_cost.row_line(row))
+        todo = {part: autoattack_cost.cases((part,))[int(number) :: int(processes)] for part in self.parts}
+        if time.time() < until and any(autoattack_cost.missing(self.output, cases) for cases in todo.values()):
+            test = load(Data(self.dataset, self.data_dir), self.images, trained_elsewhere=True).test
+            few = type(test)(test.images[: self.speed_images], test.labels[: self.speed_images])
+            facts = (self.models, device, _origin(device), until, self.large_images, console.line)
+            for part, cases in todo.items():
+                for row in autoattack_cost.measure(self.output, cases, few if part == "speed" else test, *facts):
+                    console.line(autoattack_cost.row_line(row))
+        if self.page is not None:
+            tables = autoattack_cost.blocks(row_store.checked(self.output, autoattack_cost.ROW))
+            durable.write(self.page, with_blocks(read_page(self.page), tables).encode())
+            console.line(f"page: {self.page}")
 
 
 def _require_positive(**numbers: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from wassersmooth.study import durable, figures
 from wassersmooth.study.bench.tables import LABELS, BenchReport, tables
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.stored_json import one_line
 from wassersmooth.study.tables import code_markdown, escape_value, short_commit
 
 SETTINGS = frozenset({"network", "batch", "image", "precision", "memory_format", "optimizer", "repeats"})  # on the page
@@ -21,21 +23,30 @@ def write_page(report: BenchReport, page: Path) -> None:
         raise StudyError("--render needs a file that wassersmooth bench has written; got another kind of JSON; measure again")
     if report.get("step") and (missing := [name for name in LABELS if name not in report["step"]]):
         raise StudyError(f"--render needs all steps; the file has no {', '.join(missing)}; measure again without --cases")
-    try:
-        text = page.read_text()
-    except OSError as error:
-        raise StudyError(f"--page {page} cannot be read ({error.strerror}); expected a page with bench blocks") from None
-    filled = filled_page(text, report)
+    filled = filled_page(read_page(page), report)
     durable.make_folder((page.parent / PICTURE).parent)
     if report.get("step"):
         durable.write(page.parent / PICTURE, step_time_png(report))
     durable.write(page, filled.encode())
 
 
+def read_page(page: Path) -> str:
+    """The text of a page that is to be filled."""
+    try:
+        return page.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise StudyError(f"--page {page} cannot be read ({one_line(error)}); expected a page with bench blocks") from None
+
+
 def filled_page(text: str, report: BenchReport) -> str:
     """The page, with the text between ``<!-- bench: NAME -->`` and ``<!-- /bench -->`` taken from the report."""
     blocks = {table.name: table.to_markdown() for table in tables(report)}
     blocks |= {"where": _where(report), "engines": _engines(report), "plot": _plot(report)}
+    return with_blocks(text, blocks)
+
+
+def with_blocks(text: str, blocks: Mapping[str, str]) -> str:
+    """The page with these blocks in place of what it had under their names."""
 
     def block(match: re.Match[str]) -> str:
         return f"{match[1]}{blocks.get(match[2]) or 'Not measured.'}".rstrip() + f"\n{match[4]}"

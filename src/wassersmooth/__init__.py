@@ -3,6 +3,7 @@
 from wassersmooth import _interrupt as _interrupt
 from wassersmooth.geometry import calculus as calculus
 from wassersmooth.geometry import transport as transport
+from wassersmooth.geometry.coherent_motion import Deformations as Deformations
 from wassersmooth.geometry.graph import PixelGraph as PixelGraph
 from wassersmooth.geometry.metrics import Euclidean as Euclidean
 from wassersmooth.geometry.metrics import Wasserstein as Wasserstein

@@ -62,8 +62,11 @@ def positive_integer(name: str, received: object, remedy: str = "") -> int:
 
 
 def python_number(received: Any) -> Any:
-    """Convert numbers of other libraries, such as NumPy's, to float; return anything else unchanged."""
-    return float(received) if isinstance(received, Real) and type(received).__module__ != "builtins" else received
+    """Convert numbers of other libraries, such as NumPy's, to float; return anything else unchanged, also what is too large."""
+    try:
+        return float(received) if isinstance(received, Real) and type(received).__module__ != "builtins" else received
+    except OverflowError:  # a fraction may be larger than any float
+        return received
 
 
 def format_number(number: float) -> str:
@@ -122,32 +125,56 @@ def dense(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} must be an ordinary dense tensor; got {kind}; {remedy}")
 
 
-def batch(name: str, tensor: object, height: int | None = None, width: int | None = None) -> None:
-    """Check a floating-point batch ``(B, C, H, W)`` with at least one image, and its size if one is given."""
+SHAPES = {3: "(B, C, L)", 4: "(B, C, H, W)", 5: "(B, C, D, H, W)"}
+
+
+def batch(
+    name: str,
+    tensor: object,
+    size: tuple[int, ...] | None = None,
+    remedy_for_size: tuple[str, str] = ("graph", "PixelGraph.grid({}, {}, radius)"),
+    dims: tuple[int, ...] = (4,),
+) -> None:
+    """Check a floating-point batch of images ``(B, C, H, W)`` with at least one, and its size if one is given.
+
+    Arguments:
+        size: what follows the channels, for signals and volumes too.
+        remedy_for_size: what has that size, and how to make one of another.
+        dims: how many dimensions are accepted where no size is given.
+    """
+    dims = dims if size is None else (2 + len(size),)
+    shape = " or ".join(SHAPES[dim] for dim in dims)
     if not isinstance(tensor, Tensor):
         remedy = f"convert with torch.as_tensor({name})"
-        raise ValueError(f"{name} must be a tensor of shape (B, C, H, W); got {type(tensor).__name__}; {remedy}")
+        raise ValueError(f"{name} must be a tensor of shape {shape}; got {type(tensor).__name__}; {remedy}")
     dense(name, tensor)
-    if tensor.dim() != 4:
-        remedy = "; add the missing dimension: [None] for a single image, [:, None] for channels" if tensor.dim() == 3 else ""
-        raise ValueError(f"{name} must have shape (B, C, H, W); got {tuple(tensor.shape)}{remedy}")
+    if tensor.dim() not in dims:
+        remedy = "; add the missing dimension: [None] for a single image, [:, None] for channels"
+        remedy = remedy if tensor.dim() == dims[0] - 1 else ""
+        raise ValueError(f"{name} must have shape {shape}; got {tuple(tensor.shape)}{remedy}")
     if tensor.dtype not in FLOATS:
         remedy = " (divide 8-bit images by 255)" if not tensor.is_floating_point() else ""
         raise ValueError(f"{name} must be float32 or float64; got {tensor.dtype}; convert with .float(){remedy}")
     if tensor.numel() == 0:
         raise ValueError(f"{name} must hold at least one image; got shape {tuple(tensor.shape)}; skip empty batches")
-    if height is not None and tuple(tensor.shape[-2:]) != (height, width):
-        received = "x".join(map(str, tensor.shape[-2:]))
-        channels_last = tuple(tensor.shape[1:3]) == (height, width)
-        rows, columns = tensor.shape[-2:]
-        graph = f"use PixelGraph.grid({rows}, {columns}, radius)"
-        remedy = "move the channels forward with .permute(0, 3, 1, 2)" if channels_last else graph
-        raise ValueError(f"{name} must be {height}x{width} pixels, the size of the graph; got {received}; {remedy}")
+    if size is not None and tuple(tensor.shape[2:]) != size:
+        received, expected = ("x".join(map(str, shape)) for shape in (tensor.shape[2:], size))
+        channels_last = tuple(tensor.shape[1:-1]) == size
+        owner, maker = remedy_for_size
+        forward = f"move the channels forward with .permute(0, {len(size) + 1}, {', '.join(map(str, range(1, len(size) + 1)))})"
+        remedy = forward if channels_last else f"use {maker.format(*tensor.shape[2:])}"
+        raise ValueError(f"{name} must be {expected} pixels, the size of the {owner}; got {received}; {remedy}")
+
+
+def labeled_batch(name: str, tensor: object, labels: object) -> None:
+    """:func:`batch` of pictures, or of signals or volumes where there is a label for each: a picture has 3 dimensions too."""
+    several = all(isinstance(t, Tensor) and not t.is_nested and t.dim() > 0 for t in (tensor, labels))
+    batch(name, tensor, dims=(4, 3, 5) if several and len(tensor) == len(labels) else (4,))  # type: ignore[arg-type]
 
 
 def like(name: str, tensor: object, reference: Tensor) -> Tensor:
     """Check that a covector or perturbation has the shape, dtype and device of the images ``reference``, and return it."""
-    batch(name, tensor)
+    batch(name, tensor, dims=(reference.dim(),))
     assert isinstance(tensor, Tensor)
     for what in ("shape", "dtype", "device"):
         received, expected = getattr(tensor, what), getattr(reference, what)
@@ -205,18 +232,19 @@ def expected_pixels(name: str, images: Tensor) -> None:
         _warned.add("scale")
 
 
-def weights(received: Tensor, relations: int) -> None:
-    """Check that there is one positive weight per neighbor relation."""
-    dense("weight", received)
+def weights(received: Tensor, relations: int, name: str = "weight", what: str = "relation") -> None:
+    """Check that there is one positive weight per neighbor relation, or edge."""
+    dense(name, received)
     if received.shape != (relations,) or received.dtype not in FLOATS:
         raise ValueError(
-            f"weight must be a float tensor with one weight per relation, shape ({relations},); "
+            f"{name} must be a float tensor with one weight per {what}, shape ({relations},); "
             f"got {tuple(received.shape)} of {received.dtype}"
         )
     if values_are_visible(received) and not bool((usable := (received > 0) & torch.isfinite(received)).all()):
+        remedy = "with a smaller radius" if what == "relation" else "of the list"
         raise ValueError(
-            f"weight must be positive and finite; got {received[~usable][0].item():.4g}; "
-            "learn the logarithm and pass .exp(), or leave the relation out with a smaller radius"
+            f"{name} must be positive and finite; got {received[~usable][0].item():.4g}; "
+            f"learn the logarithm and pass .exp(), or leave the {what} out {remedy}"
         )
 
 

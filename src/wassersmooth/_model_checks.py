@@ -15,11 +15,11 @@ DTYPE_MISMATCH = re.compile(r"same dtype|expected scalar type|Input type \(|mixe
 
 # How torch reports a layer that was made for inputs of another size or number of channels.
 SHAPE_MISMATCH = re.compile(
-    r"shapes cannot be multiplied|same reduction dim|size mismatch|expected (input|weight).* to have|Expected \d+D"
+    r"shapes cannot be multiplied|same reduction dim|size mismatch|expected (input|weight).* to have|[Ee]xpected \d+D"
     r"|Given (normalized_shape|groups)"
     r"|Kernel size can't be greater|Calculated padded input size|Output size is too small|[Pp]adding size should be"
     r"|must match the size|running_mean should contain|num_channels|is invalid for input of size|more than 1 spatial element"
-    r"|must match the existing size|Dimension out of range"
+    r"|must match the existing size|Dimension out of range|Expected size for first two dimensions"
 )
 
 
@@ -135,7 +135,7 @@ def class_labels(received: object, images: Tensor) -> None:
     expected = f"an integer tensor of shape ({len(images)},), one class index per image"
     if not isinstance(received, Tensor):
         raise ValueError(f"labels must be {expected}; got {type(received).__name__}; convert with torch.as_tensor(labels)")
-    if received.device == images.device:  # a tensor elsewhere is told so below
+    if received.device == images.device:  # a tensor on another device is refused below
         dense("labels", received)
     if received.shape != (len(images),) or received.dtype != torch.int64:
         one_each = received.shape == (len(images),)
@@ -154,7 +154,7 @@ def labels(received: object, images: Tensor) -> None:
     """Check that there is one class index or one row of targets per image; the number of classes is not known yet."""
     if not isinstance(received, Tensor):
         raise ValueError(f"labels must be a tensor; got {type(received).__name__}; convert with torch.as_tensor(labels)")
-    if received.device == images.device:  # a tensor elsewhere is told so below
+    if received.device == images.device:  # a tensor on another device is refused below
         dense("labels", received)
     if received.dim() == 0 or len(received) != len(images):
         length = "a single number" if received.dim() == 0 else f"{len(received)} labels"
@@ -226,7 +226,7 @@ def finite_losses(received: Tensor) -> None:
 
 
 def depends_on_outputs(received: Tensor) -> None:
-    """Check that a loss, or what else of the outputs a penalty is of, can be differentiated."""
+    """Check that the penalized function of the outputs, the loss or another one, can be differentiated."""
     if not received.requires_grad:
         raise ValueError(
             "what is penalized does not depend on the outputs in a differentiable way; look for .detach(), torch.no_grad(), "

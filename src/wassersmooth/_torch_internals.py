@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,8 +16,11 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree
 
+pytree = _pytree  # maps and flattens nested tuples, lists and dictionaries of tensors
 OPERATORS = (OpOverload, OpOverloadPacket)  # torch 2.9 compiles isinstance with a tuple, but not with a union
+_tracing = threading.RLock()  # a tracer patches torch for the whole process: one thread at a time
 TESTED_VERSIONS = ("2.9", "2.13", "2.15")  # the tests pass with these; pyproject.toml allows the first and all that follow
 
 
@@ -50,15 +54,24 @@ def trace(function: Callable[..., Any], examples: Sequence[Any], decomposed: Seq
     from torch.fx.experimental.proxy_tensor import make_fx
 
     table = {**core_aten_decompositions(), **get_decompositions(decomposed)}
-    return make_fx(function, decomposition_table=table, tracing_mode="fake")(*examples)
+    with _tracing:
+        return make_fx(function, decomposition_table=table, tracing_mode="fake")(*examples)
 
 
 def compile_graph(graph: fx.GraphModule, examples: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
     """Compile a traced graph of flat arguments. ``torch.compile`` would trace it once more, and check hundreds of arguments in
     every call; its failures to trace are avoided, too."""
-    from torch._inductor import compile  # slow to import
+    from torch._guards import TracingContext, tracing  # slow to import
+    from torch._inductor import compile
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    compiled: Callable[..., Any] = compile(graph, [*examples], options=options or None)
+    # Without a ShapeEnv the compiler bypasses its cache on disk, and every process compiles again. The examples are replaced by
+    # fake tensors here, because the compiler would make their sizes symbolic.
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    fakes: list[Any] = [mode.from_tensor(example, static_shapes=True) for example in examples]
+    with tracing(TracingContext(mode)):
+        compiled: Callable[..., Any] = compile(graph, fakes, options=options or None)
     return compiled
 
 
@@ -112,6 +125,28 @@ def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def buffer_table(module: nn.Module) -> dict[str, Tensor | None]:
     """The module's dictionary of buffers, to put one back without ``__setattr__``, which other code may override."""
     return module._buffers
+
+
+def without_compile(module: nn.Module) -> nn.Module:
+    """The module inside torch.compile(module); any other module itself."""
+    inner = getattr(module, "_orig_mod", module)
+    return inner if isinstance(inner, nn.Module) else module
+
+
+def was_compiled(module: nn.Module) -> bool:
+    """Whether this module, apart from its submodules, was compiled, by torch.compile(module) or module.compile()."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def result_dtypes(node: object) -> list[torch.dtype]:
+    """The dtypes of what an autograd node computed in the forward pass; none where it does not tell."""
+    return [result.dtype for result in getattr(node, "_input_metadata", ())]
+
+
+def writes_to_arguments(operator: object) -> bool:
+    """Whether an operator of a graph changes one of its arguments."""
+    schema = getattr(operator, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def has_forward_hooks(module: nn.Module) -> bool:

@@ -141,7 +141,10 @@ def _from_preset_and_file(command: type[StudyCommand], arguments: list[str]) -> 
 
 
 def _one_line(box: str) -> str:
-    """The error in tyro's box of several parts: the first says what is wrong, and one may suggest flags."""
+    """The error in tyro's box of several parts: the first says what is wrong, and one may suggest flags.
+
+    tyro has no public interface to its errors other than this text.
+    """
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     plain = re.sub(r"(?m)^[│|╭╰+]─?|[│|╮╯+]\s*$", "", plain)  # a terminal without Unicode has + - | for the frame
     parts = [" ".join(part.split()) for part in re.split(r"[─-]{4,}", plain)]

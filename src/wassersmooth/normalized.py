@@ -95,7 +95,7 @@ def _per_channel(name: str, value: Sequence[float] | float) -> list[float]:
     single = isinstance(value, Real) or getattr(value, "ndim", None) == 0  # of Python, NumPy or torch
     try:
         numbers = [float(value)] if single else [float(number) for number in value]  # type: ignore[arg-type, union-attr]
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # what is no sequence, or holds what is no number
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # not a sequence, or not of numbers
         numbers = []
     if not numbers or isinstance(value, str | bool) or not all(abs(number) < float("inf") for number in numbers):
         raise ValueError(

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import linecache
 import random
-import re
 import signal
 import threading
 import traceback
@@ -37,7 +36,6 @@ REFUSALS = (ValueError, TypeError, MissingExtraError, StudyError)
 LIMIT = 60  # seconds that one call may take
 Scene = dict[str, int | str]
 SMALLEST: Scene = {"B": 1, "C": 1, "H": 2, "W": 2, "K": 2, "D": "torch.float64"}
-WRONG_SIGNATURE = re.compile(r"\(\) (missing|takes|got an unexpected)")  # of a function that was given
 SIZES, THIN = ((2, 3), (3, 2), (3, 4), (2, 2), (4, 4)), ((1, 4), (5, 1), (1, 1))
 # These leave the model and the global random state as they were; all others draw from it where they get no generator.
 RESTORING = (
@@ -221,7 +219,9 @@ def _refusal(error: Exception, call: Call) -> Outcome:
         return Outcome("failure", f"refusal of several lines: {message!r}", detail)
     if not laws.STATES_WHAT_IS_WRONG.search(message):
         return Outcome("failure", f"refusal without what was received: {message}", detail)
-    if call.plain:
+    if not laws.STATES_WHAT_IS_RIGHT.search(message):
+        return Outcome("failure", f"refusal without what was expected, or a remedy: {message}", detail)
+    if call.plain and "is disconnected" not in message:  # as the pixels of a valid image may happen to be
         return Outcome("failure", f"refuses a valid call: {message}", detail)
     return Outcome("refusal", message)
 
@@ -233,16 +233,14 @@ def _is_raised_here(error: Exception) -> bool:
 
 
 def _is_of_the_user(error: Exception) -> bool:
-    """Whether a model or a function that was given has raised it, in words of torch or of its own."""
+    """Whether a function that was given has raised it, or a model that was called itself, in words of torch or of its own."""
     frames = traceback.extract_tb(error.__traceback__)
-    called = max((index for index, frame in enumerate(frames) if frame.filename.startswith(SOURCE)), default=len(frames))
-    if called < len(frames) and frames[called].filename.endswith("normalized.py") and frames[called].name == "forward":
-        return True  # it is a model
-    if isinstance(error, TypeError) and WRONG_SIGNATURE.search(str(error)):
+    ours = [index for index, frame in enumerate(frames) if frame.filename.startswith(SOURCE)]
+    called = max(ours, default=len(frames))
+    if ours and all(frames[index].filename.endswith("normalized.py") and frames[index].name == "forward" for index in ours):
         return True
-    return any(
-        frame.filename.endswith("nn/modules/module.py") or frame.filename == "<string>" for frame in frames[called + 1 :]
-    )
+    told = called < len(frames) - 1 and "progress(" in (frames[called].line or "")
+    return told or any(frame.filename == "<string>" for frame in frames[called + 1 :])
 
 
 def _last_lines(error: Exception, count: int) -> str:

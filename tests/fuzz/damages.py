@@ -21,6 +21,7 @@ from typing import Any
 from experiments.certificates.commands import PROGRAM as CERTIFICATES
 from experiments.frontier.commands import PROGRAM as FRONTIER
 from experiments.paper.commands import PROGRAM as PAPER
+from experiments.speed.commands import PROGRAM as SPEED
 from tests.fuzz.findings import Findings
 from tests.study.small_studies import CPU, SILENT, stripes_file
 from tests.study.test_kill import model_bytes
@@ -95,6 +96,7 @@ ACTS = (
     Act(("render", "--results", "{}/paper/paper.json"), ("paper/*.json",), 1, PAPER),
     Act(("render", "--results", "{}/frontier/frontier.json"), ("frontier/*.json",), 1, FRONTIER),
     Act(("render", "{}/certificates"), ("certificates/*.json",), 2, CERTIFICATES),
+    Act(("render", "{}/speed/bench-h200.json", "--page", "{}/speed/speed.md"), ("speed/bench-h200.json",), 1, SPEED),
 )
 
 
@@ -109,10 +111,11 @@ def template() -> tuple[Path, Path]:
     folder.mkdir()
     stripes_file(folder)
     (folder / "mine.toml").write_text(TOML)
-    for name in ("paper", "frontier", "certificates"):
+    for name in ("paper", "frontier", "certificates", "speed"):
         (folder / name).mkdir()
         for file in (RESULTS / name).glob("*.json"):
             shutil.copy(file, folder / name)
+    shutil.copy(RESULTS.parent / "docs" / "speed.md", folder / "speed")
     assert call(("train", *TRAIN.split(), "--output", "{}/study"), folder)[0] == 0
     for act in (ACTS[0], ACTS[3], ACTS[5]):
         assert call(act.arguments, folder)[0] == 0
@@ -129,7 +132,7 @@ def template() -> tuple[Path, Path]:
 
 
 def run(acts: int, seed: int, first: int = 0, found: Findings | None = None) -> Findings:
-    """Damage and run. The folder of a failure is kept."""
+    """Damage and run. The files of the last act are left."""
     found = found or Findings()
     for number in range(first, first + acts):
         dice = random.Random(f"damage {seed} {number}")
@@ -147,7 +150,7 @@ def run(acts: int, seed: int, first: int = 0, found: Findings | None = None) -> 
         if fault:
             command = " ".join([act.program.name, *(part.format(folder) for part in act.arguments)])
             told = f"{file.relative_to(folder)}: {what}\n  {fault}\n  {complaint[-1500:].strip()}\n  {command}"
-            found.add(f"{told}\n  # make fuzz DAMAGES=1 SEED={seed} FIRST={number}; {folder} is left as it is\n")
+            found.add(f"{told}\n  # make fuzz DAMAGES=1 SEED={seed} FIRST={number} repeats it, and leaves its files\n")
             if found.enough:
                 break
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,20 @@ def test_errors_of_python_and_refusals_of_valid_calls_are_found(monkeypatch: pyt
     assert "KeyError of Python or torch" in texts(calls_of("L.mv"))
     monkeypatch.setattr(ws.Euclidean, "check", lambda self, x: ws.Wasserstein(None))  # type: ignore[arg-type]
     assert "refuses a valid call: graph must be" in texts(calls_of("L.mv"))
+
+
+def test_errors_of_torch_that_come_through_a_model_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = calls.Call.draw("ws.Plain", arguments.Dice(0, 0))
+    call = dataclasses.replace(drawn, arguments=drawn.arguments | {"model": ("net(C, H, W, K, D).half()",)}, plain=False)
+    assert calls.judge(call).kind == "refusal"
+    monkeypatch.setattr("wassersmooth._model_checks.DTYPE_MISMATCH", re.compile("never said"))
+    assert calls.judge(call).text.startswith("RuntimeError of Python or torch: Input type")
+
+
+def test_a_refusal_says_what_is_wrong_and_what_is_right() -> None:
+    for message, wrong, right in (("got 3", True, False), ("x must be 2", False, True), ("x must be 2; got 3", True, True)):
+        found = [bool(pattern.search(message)) for pattern in (laws.STATES_WHAT_IS_WRONG, laws.STATES_WHAT_IS_RIGHT)]
+        assert found == [wrong, right]
 
 
 def test_a_name_that_is_new_on_the_page_has_to_be_taught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

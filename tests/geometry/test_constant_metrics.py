@@ -55,6 +55,12 @@ def test_it_is_flat() -> None:
     assert torch.equal(calculus.hessian(field, x, a, b, metric), calculus.hessian(field, x, a, b, euclidean))
 
 
+def test_geodesics_lose_no_digits_to_a_small_mass() -> None:
+    metric, x = ws.Wasserstein(GRAPH, mass=1e-30, reference=IMAGE), batch()
+    v = 1e-3 * (x - x.mean((2, 3), keepdim=True))
+    assert_matches(calculus.exp_map(x, v, metric), x + v, 1e-14)
+
+
 def test_gradients_reach_learned_weights() -> None:
     case = OperatorCase(radius=2, weight="tensor")
     weights = case.weight_tensor().requires_grad_()

@@ -57,7 +57,7 @@ def test_weight_tensor_is_taken_in_the_order_of_the_relations() -> None:
 @over(WASSERSTEIN_CASES)
 def test_node_volumes(case: OperatorCase) -> None:
     volumes = torch.as_tensor(case.graph().node_volumes)
-    expected = oracles.node_volumes(case.omega()).reshape(case.height, case.width)
+    expected = oracles.node_volumes(case.omega()).reshape(case.shape[2:])
     assert_matches(volumes, expected, 1e-6 if volumes.dtype == torch.float32 else 1e-12)
     assert float(volumes.double().sum()) == pytest.approx(1.0, abs=1e-6)
 
@@ -254,7 +254,7 @@ def test_disks_are_summed_as_by_a_loop_over_their_relations(height: int, width: 
     u, v = (torch.rand(2, 1, height, width, dtype=torch.float64, generator=draw) for _ in range(2))
     graph = ws.PixelGraph.grid(height, width, radius, neighborhood="disk")
     assert isinstance(graph.stencil, Disk)
-    assert_matches(graph.neighbor_sum(u), relation_sum(graph.weighted_offsets(u), u), 1e-12)
+    assert_matches(graph.neighbor_sum(u), relation_sum(graph.weighted_relations(u), u), 1e-12)
     assert_matches(laplacian_maps.apply(graph, u, v), laplacian_maps.apply_by_edges(graph, u, v), 1e-12)
     assert_matches(laplacian_maps.carre_du_champ(graph, u, v), laplacian_maps.carre_du_champ_by_edges(graph, u, v), 1e-12)
 
@@ -320,6 +320,16 @@ def test_paper_scale_is_linear_in_the_weights_and_both_scales_have_their_derivat
             slopes.append((quad.detach(), weights.grad * factor))
         assert_matches(slopes[1][0], slopes[0][0], 1e-12)
         assert_matches(slopes[1][1], slopes[0][1], 1e-11)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e38, 1e300])
+@pytest.mark.parametrize("learned", [False, True])
+def test_paper_scale_refuses_weights_with_which_it_is_no_number(size: float, learned: bool) -> None:
+    case = OperatorCase(radius=2, weight="tensor", scale="paper")
+    metric = case.metric((size * case.weight_tensor()).requires_grad_(learned))
+    with pytest.raises(ValueError, match=r"must be within the range of torch.float32; got entries of about .*; use"):
+        metric.cometric(case.images(torch.float32))
+    assert bool(torch.isfinite(metric.cometric(case.images(torch.float64)).mv(case.covectors(torch.float64))).all())
 
 
 def test_a_weight_that_is_not_a_number_is_the_one_that_the_error_shows() -> None:

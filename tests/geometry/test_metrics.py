@@ -15,6 +15,7 @@ METRICS = {
     "euclidean": ws.Euclidean(),
     "plain": ws.Wasserstein(ws.PixelGraph.grid(4, 5, 1)),
     "all options": ws.Wasserstein(ws.PixelGraph.grid(4, 5, 2, "disk", "gaussian"), scale="paper", mass=0.5, uniform=True),
+    "motion": ws.Deformations(4, 5, 1.5, "advection", 0.25),
     "tensor": ws.Wasserstein(ws.PixelGraph.grid(4, 5, 1, weight=torch.tensor([1.0, 2.0, 3.0, 4.0]))),
 }
 every_metric = pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS.keys())

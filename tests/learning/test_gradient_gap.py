@@ -83,10 +83,14 @@ def off_by(gradients: dict[str, torch.Tensor], share: float, seed: int) -> dict[
         (True, 0.0, 0.03, False),  # rounding changes nothing here
         (False, 0.03, 0.03, False),  # nothing is rounded, so a difference is an error
         (False, 0.0, 0.01, True),
-        (True, 0.9, 0.5, False),  # as close, but too far from the exact gradient to be trusted
+        (True, 0.6, 0.7, True),  # a deep network with kinks, in which rounding is as large as the gradient
+        (True, 0.6, 1.5, False),
     ],
 )
-def test_compiled_gradients_must_be_as_close_to_the_exact_ones_as_eager_ones(tf32, rounding, traced, passes, monkeypatch):
+@pytest.mark.parametrize("exact_in_full", [True, False])
+def test_compiled_gradients_must_be_as_close_to_the_exact_ones_as_eager_ones(
+    tf32, rounding, traced, passes, exact_in_full, monkeypatch
+):
     model, (images, labels) = smooth_net(dtype=torch.float32), singles()
     names, found = [name for name, _ in model.named_parameters()], eager_gradients
 
@@ -110,18 +114,22 @@ def test_compiled_gradients_must_be_as_close_to_the_exact_ones_as_eager_ones(tf3
     monkeypatch.setattr(gradient_gap, "eager_gradients", rounded)
     monkeypatch.setattr(gradient_gap, "tf32_allowed", lambda images: tf32)
     monkeypatch.setattr(gradient_gap, "without_tf32", in_full)
-    if passes:
-        verify_compiled_step(fast, OBJECTIVE, model, images, labels, names)
+
+    def verify_in_full_precision():
+        if not exact_in_full:
+            raise DifferentGradientsError("custom backward pass")
+
+    if passes and (exact_in_full or not tf32):
+        verify_compiled_step(fast, OBJECTIVE, model, images, labels, names, (), verify_in_full_precision)
     else:
         with pytest.raises(DifferentGradientsError, match="custom backward pass"):
-            verify_compiled_step(fast, OBJECTIVE, model, images, labels, names)
+            verify_compiled_step(fast, OBJECTIVE, model, images, labels, names, (), verify_in_full_precision)
 
 
-def test_what_rounding_allows_is_bounded_below_and_above():
+def test_what_rounding_allows_is_bounded_below():
     rounding, limits = partial(Gap, cosine=1.0, worst="w"), GapLimits(0.02, 0.02)
     assert allow_rounding(rounding(0.03, worst_relative=0.05), limits) == (0.06, 0.1)
     assert allow_rounding(rounding(0.001, worst_relative=0.002), limits) == (0.02, 0.02)
-    assert allow_rounding(rounding(0.4, worst_relative=0.8), limits) == (0.2, 1.0)
 
 
 def test_buffers_have_to_change_as_in_an_eager_step():
@@ -133,10 +141,10 @@ def test_buffers_have_to_change_as_in_an_eager_step():
         return None, None, list(gradients.values()), [buffers[0] + off, *buffers[1:]]
 
     off = 0.0
-    verify_compiled_step(fast, OBJECTIVE, model, images, labels, names)
+    verify_compiled_step(fast, OBJECTIVE, model, images, labels, names, (), lambda: None)
     off = 0.1
     with pytest.raises(RuntimeError, match="buffers of this model do not change as in an eager step"):
-        verify_compiled_step(fast, OBJECTIVE, model, images, labels, names)
+        verify_compiled_step(fast, OBJECTIVE, model, images, labels, names, (), lambda: None)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="tf32 is CUDA's")

@@ -224,8 +224,11 @@ def test_a_penalty_that_ignores_the_gradient_or_everything(device):
 
 
 BAD = [
-    (lambda: GradientObjective(3), "penalty must be a callable .*; got int"),
+    (lambda: GradientObjective(3), "penalty must be a function .*; got int"),
+    (lambda: GradientObjective(lambda g: g), "penalty must be a function .*, which takes other arguments"),
+    (lambda: GradientObjective(r1, of=lambda outputs: outputs), "of must be a function .*, which takes other arguments"),
     (lambda: GradientObjective(r1, of="logits"), "of must be 'loss' or a callable .*; got 'logits'$"),
+    (lambda: GradientObjective(r1, of=torch.ones(2, 2)), r"of must be .loss. or a callable .*; got a tensor of shape \(2, 2\)"),
     (lambda: GradientObjective(r1, loss=None), "got 'loss'; without a loss, pass a callable"),
     (lambda: GradientObjective(r1, loss="hinge"), "loss must be one of"),
     (lambda: GradientObjective(r1, engine="finite_difference"), "which are exact; got 'finite_difference'"),
@@ -236,6 +239,14 @@ BAD = [
 def test_bad_arguments_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_a_frozen_model_needs_no_comparison():
+    """A critic whose parameters are frozen while something else is trained: there are no gradients to compare."""
+    images, labels = batch()
+    model = smooth_net().requires_grad_(False)
+    exact, forward = (GradientObjective(relative_to_outputs, engine=e) for e in ("double_backward", "forward_mode"))
+    assert_matches(forward(model, images, labels).total, exact(model, images, labels).total, 1e-10)
 
 
 def test_bad_batches_are_refused():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from tests.learning.steps import assert_same_step, eager, traced
 from tests.learning.zoo import batch, make, smooth_net
-from wassersmooth import Euclidean, FastGradients, PixelGraph, Wasserstein
+from wassersmooth import Euclidean, FastGradients, PixelGraph, Plain, Wasserstein
 from wassersmooth.learning.gradient_gap import DifferentGradientsError
 from wassersmooth.learning.objective import Objective
 from wassersmooth.learning.step_spec import GradientTerm, HessianTerm, PenaltyTerm, StepSpec
@@ -111,7 +111,7 @@ def test_an_objective_that_does_not_describe_its_step_is_refused():
     class Silent(ShiftedPenalty):
         step_spec = Objective.step_spec
 
-    for received, name in ((Silent(0.7), "Silent"), ("cross_entropy", "str")):
+    for received, name in ((Silent(0.7), "Silent"), ("cross_entropy", "str"), (Plain, "the class Plain itself")):
         with pytest.raises(ValueError, match=rf"step_spec\(\); got {name}, which has no fast gradients; call the objective"):
             FastGradients(received, smooth_net())
 
@@ -128,11 +128,13 @@ def test_a_penalty_of_an_unknown_kind_is_refused():
 def test_what_cannot_be_learned_is_refused():
     eta = torch.tensor(0.1, requires_grad=True)
     computed = Wasserstein(PixelGraph.grid(8, 8, 1, weight=torch.ones(4, requires_grad=True).exp()))
-    with pytest.raises(ValueError, match=r"noise whose eta is not learned; got one that requires grad; .*eta\.detach\(\)$"):
+    with pytest.raises(ValueError, match=r"noise with a fixed eta; got one that requires grad; .*eta\.detach\(\)$"):
         StepSpec("square", strengths=(eta,))
-    with pytest.raises(ValueError, match="with a HessianTerm are for an eta and graph weights that are not learned"):
+    with pytest.raises(ValueError, match="with a HessianTerm need a fixed eta and fixed graph weights"):
         StepSpec("square", HessianTerm(metric=Euclidean(), eta=eta))
-    with pytest.raises(ValueError, match=r"that are leaves; got some that were computed .*log_weights\.exp\(\); call the obj"):
+    with pytest.raises(
+        ValueError, match=r"which must be leaves; got some that were computed .*log_weights\.exp\(\); call the obj"
+    ):
         StepSpec("square", GradientTerm(metric=computed, eta=0.1))
     assert StepSpec("square", GradientTerm(metric=Euclidean(), eta=eta)).learned == (eta,)
     assert StepSpec("square", GradientTerm(metric=Euclidean(), eta=eta.detach()), strengths=(0.2,)).tensors == (eta.detach(),)

@@ -97,6 +97,23 @@ def test_forward_mode_beside_the_doctor_and_a_compiled_step():
     assert_matches(fast, expected[2], 1e-9)
 
 
+def test_steps_are_prepared_in_several_threads():
+    images, labels = batch()
+    models = [smooth_net() for _ in range(6)]
+    objective = GradientPenalty(Euclidean(), 0.5)
+    expected = [flat(gradients_of(objective(model, images, labels).total, model)) for model in models]
+
+    def prepare(model):
+        def run():
+            FastGradients(objective, model, compile=False)(images, labels)
+            return flat([p.grad for p in model.parameters()])
+
+        return run
+
+    for received, wanted in zip(in_threads(*map(prepare, models)), expected, strict=True):
+        assert_matches(received, wanted, 1e-9)
+
+
 def test_a_level_of_the_caller_is_refused_in_one_line():
     model, (images, labels) = smooth_net(), batch()
     with forward_ad.dual_level(), pytest.raises(ValueError, match=r"^forward mode needs .*; got .*; leave it first, or use"):

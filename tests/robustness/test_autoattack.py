@@ -159,16 +159,16 @@ def alone(model, images, labels, search, targeted, generator):
     return wrong(model, torch.where(everything.stands[:, None, None, None], images, everything.found), labels)
 
 
-def reference(model, images, labels, epsilon, norm, members, **settings):
+def reference(model, images, labels, epsilon, norm, members, version="standard", judge=None, **settings):
     package = pyautoattack.AutoAttack(
-        lambda x: model(x).clone(), eps=epsilon, norm={"linf": "Linf", "l2": "L2"}[norm], seed=0, version="standard"
+        lambda x: model(x).clone(), eps=epsilon, norm={"linf": "Linf", "l2": "L2"}[norm], seed=0, version=version
     )
     logging.getLogger("auto-attack").setLevel(logging.ERROR)
-    package.attacks_to_run = members
+    package.attacks_to_run = members or package.attacks_to_run
     for name, value in settings.items():
         part, _, attribute = name.partition("__")
         setattr(getattr(package, part), attribute, value)
-    return wrong(model, package.run_standard_evaluation(images, labels, batch_size=len(images))[0], labels)
+    return wrong(judge or model, package.run_standard_evaluation(images, labels, batch_size=len(images))[0], labels)
 
 
 MEMBERS = {
@@ -229,3 +229,18 @@ def test_the_ensemble_beside_its_reference(norm, epsilon, eta_sq, seeded, monkey
     theirs = reference(model, images, labels, epsilon, norm, members, square__n_queries=500)
     assert (ours != theirs).sum() <= 2
     assert 10 < theirs.sum() < 98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("norm", "epsilon"), [("linf", 32 / 255), ("l2", 0.6)])
+def test_the_random_version_beside_its_reference(norm, epsilon, seeded, monkeypatch):
+    """Of a model whose scores are noisy; its answers without the noise are counted, which are the same every time."""
+    monkeypatch.setattr(autoattack, "ITERATIONS", 30)
+    model, images, labels = case(count=60)
+    noisy = RandomOutput(model, 0.3)
+    torch.manual_seed(0)
+    ours = wrong(model, AutoAttack(epsilon, norm, "rand")(noisy, images, labels, seeded(0)), labels)
+    torch.manual_seed(0)
+    theirs = reference(noisy, images, labels, epsilon, norm, None, "rand", judge=model, apgd__n_iter=30)
+    assert 10 < theirs.sum() < 55
+    assert abs(ours.sum() - theirs.sum()) <= 3

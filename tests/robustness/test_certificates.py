@@ -61,13 +61,18 @@ CASES = [
 
 class TestBinomialBound:
     @pytest.mark.parametrize("alpha", [0.05, 0.001, 1e-9])
-    @pytest.mark.parametrize("trials", [1, 2, 10, 137, 10_000])
+    @pytest.mark.parametrize("trials", [1, 2, 10, 137, 10_000, 1_000_000])
     def test_against_scipy_and_never_above_it(self, trials: int, alpha: float) -> None:
         counts = torch.unique(torch.linspace(0, trials, 30).round().long())
         expected = np.nan_to_num(stats.beta.ppf(alpha, counts.numpy(), trials - counts.numpy() + 1))
         found = binomial_lower(counts, trials, alpha).numpy()
         assert (found <= expected).all()
         np.testing.assert_allclose(found, expected, rtol=3e-9)
+
+    def test_many_counts_at_a_time_are_the_same(self) -> None:
+        counts = torch.arange(600)
+        each = torch.cat([binomial_lower(counts[k : k + 1], 600, 0.001) for k in (0, 1, 255, 256, 599)])
+        assert torch.equal(binomial_lower(counts, 600, 0.001)[[0, 1, 255, 256, 599]], each)
 
     def test_no_success_and_all_successes(self) -> None:
         none, every = binomial_lower(torch.tensor([0, 50]), 50, 0.001).tolist()
@@ -178,6 +183,14 @@ class TestVotes:
         assert (found.classes.tolist(), found.radii.tolist()) == ([-1], [0.0])
         assert 0.3 < float(found.lower) < 0.5
 
+    def test_the_class_is_selected_by_other_draws_than_those_that_bound_it(self) -> None:
+        """A fair coin: were the draws the same, twice as many of its certificates would be wrong."""
+        coin = Scores(lambda x: torch.stack([x[:, 0, 0, 0] - 0.5, 0.5 - x[:, 0, 0, 0]], 1))
+        found = ws.certify(coin, self.X.expand(2000, -1, -1, -1), self.METRIC, 0.5, 100, 100, 0.05, generator=seeded())
+        wrong = int((~found.abstained).sum())
+        assert 2000 * stats.binom.sf(58, 100, 0.5) == pytest.approx(88.6, abs=0.1)  # expected, since 59 votes are enough
+        assert 50 < wrong < 135
+
     def test_ties_go_to_the_lowest_class(self) -> None:
         assert self.certify(lambda x: x.new_zeros(len(x), 3)).classes.tolist() == [0]
 
@@ -250,6 +263,27 @@ class TestNetworks:
                     far += int(changed.sum())
         assert far > 0  # the attack is one: far outside the radius it succeeds
 
+    @pytest.mark.parametrize("metric", [
+        METRIC,
+        ws.Wasserstein(METRIC.graph, mass=0.5, reference="ones"),
+        ws.Wasserstein(METRIC.graph, uniform=True),
+        ws.Euclidean(),
+    ], ids=["reference", "mass", "uniform", "white"])  # fmt: skip
+    def test_random_networks_keep_their_class_inside_the_radius(self, metric: ws.Wasserstein | ws.Euclidean) -> None:
+        """Untrained networks, at random perturbations of nearly the radius: their vote is that of the center."""
+        images, sigma = digits()[2][:6].double(), 0.1
+        for seed in range(3):
+            model = network(seed).double().eval()
+            found = ws.certify(model, images, metric, sigma, samples=500, generator=seeded(seed))
+            certain = ~found.abstained
+            assert certain.any()
+            x, radii = images[certain], found.radii[certain]
+            L = metric.cometric(x)
+            directions = L.sample(seeded(seed + 10))
+            d = directions * (0.99 * radii / L.norm_sq(directions).sqrt())[:, None, None, None]
+            votes = ws.Smoothed(model, metric, sigma, samples=2000, seed=seed).eval()(x + d)
+            assert torch.equal(votes.argmax(1), found.classes[certain])
+
     @pytest.mark.parametrize("batch_size", [1, 64, 250])
     def test_batch_size_does_not_matter_and_seeds_do(self, smoothed_digits: nn.Module, batch_size: int) -> None:
         images = digits()[2][:3]
@@ -259,6 +293,17 @@ class TestNetworks:
         other = ws.certify(smoothed_digits, images, METRIC, 0.5, **options, batch_size=1000, generator=seeded(5))
         assert torch.equal(one.lower, again.lower)
         assert not torch.equal(one.lower, other.lower)
+
+    @pytest.mark.parametrize("batch_size", [2, 7, 30, 250])
+    def test_the_model_never_sees_more_than_a_batch(self, smoothed_digits: nn.Module, batch_size: int) -> None:
+        seen: list[int] = []
+
+        def count(x: Tensor) -> Tensor:
+            seen.append(len(x))
+            return smoothed_digits(x)  # type: ignore[no-any-return]
+
+        ws.certify(Scores(count), digits()[2][:3], METRIC, 0.5, samples=130, select=20, batch_size=batch_size)
+        assert max(seen) <= batch_size
 
     def test_model_and_random_state_are_left_as_they_were(self, smoothed_digits: nn.Module) -> None:
         before = {name: tensor.clone() for name, tensor in smoothed_digits.state_dict().items()}
@@ -373,6 +418,27 @@ class TestUnits:
         assert float(torch.linalg.eigvalsh(gap)[0]) > -1e-12
         assert factor < 3
 
+    @pytest.mark.parametrize("mass", [0.0, 0.3])
+    def test_a_reference_brighter_than_white_is_no_bound_on_the_mass_term(self, mass: float) -> None:
+        graph = ws.PixelGraph.grid(4, 5, 1)
+        made = self.made(ws.Wasserstein(graph, mass=mass, reference=torch.full((1, 4, 5), 4.0)), self.MASSES)
+        assert torch.allclose(made.geodesic(), made.radii * (1.0 if mass else 2.0))  # L(1) is a quarter, m I is what it is
+
+    def test_with_uniform_noise_the_darkest_channel_decides(self) -> None:
+        graph = ws.PixelGraph.grid(8, 8, 1)
+        made = self.made(ws.Wasserstein(graph, uniform=True), torch.tensor([[32.0, 16.0], [64.0, 4.0], [0.0, 64.0]]))
+        white = ws.Wasserstein(graph, reference="ones")
+        expected = made.radii * torch.tensor([0.5, 0.25, 0.0], dtype=torch.float64)
+        assert torch.allclose(made.geodesic(), expected)
+        assert torch.allclose(made.w1(), expected / white.w1_constant())
+        # A perturbation of the darkest channel of that length, in the norm of the noise: exactly the radius.
+        dark = torch.full((1, 2, 8, 8), 1.0, dtype=torch.float64)
+        dark[:, 1] = 4 / 64
+        d = torch.zeros_like(dark)
+        d[:, 1] = white.cometric(dark[:, 1:]).sample(seeded())[:, 0]
+        d *= float(made.geodesic()[1]) / float(white.cometric(dark).norm_sq(d).sqrt())
+        assert float(made.metric.cometric(dark).norm_sq(d).sqrt()) == pytest.approx(float(made.radii[1]), rel=1e-9)
+
     def test_paths_in_the_box_are_no_shorter_than_their_ends_in_the_norm_of_the_white_image(self) -> None:
         """Lemma 1, on random polygons, and lemma 2 on paths that leave the box."""
         graph = ws.PixelGraph.grid(4, 4, 1)
@@ -408,6 +474,8 @@ class TestResults:
             made.accuracy(labels, [-1.0])
         with pytest.raises(ValueError, match="radii must be numbers, one or several; got 'all'"):
             made.accuracy(labels, "all")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="radii must be numbers, one or several; got int"):
+            made.accuracy(labels, 10**400)
         with pytest.raises(ValueError, match="labels must be"):
             made.accuracy(torch.tensor([0, 1]), 0.0)
         with pytest.raises(ValueError, match="relative must be one of False, True; got 'w2'"):
@@ -422,7 +490,7 @@ class TestResults:
         labels = torch.tensor([0, 1, 2])
         text = made.to_markdown(labels)
         assert "alpha 0.001 for each image" in text
-        assert "| metric | 0.875 | 1.25 | 1.625 | 66.7, 66.7, 33.3 |" in text
+        assert "| the metric | 0.875 | 1.25 | 1.625 | 66.7, 66.7, 33.3 |" in text
         assert "| relative W1 (pixels) |" in text
         assert "|" not in made.to_markdown()
         assert "3 images, 0 abstained" in repr(made)
@@ -434,6 +502,17 @@ class TestResults:
         assert radii[-1] > float(made.w1().max())
         assert made.plot(labels, axes=axes) is axes
         assert len(axes.lines) == 2
+
+    def test_large_images_have_no_radii_in_w1(self) -> None:
+        """The constant of W1 needs a dense matrix; the other units do not."""
+        made = TestUnits.made(ws.Wasserstein(ws.PixelGraph.grid(65, 64, 1), reference="ones"), torch.ones(3, 1))
+        text = made.to_markdown(torch.tensor([0, 1, 2]))
+        assert "W1" not in text
+        assert "| geodesic distance | 0.875 | 1.25 | 1.625 |" in text
+        with pytest.raises(ValueError, match="at most 4096 pixels; got 65x64"):
+            made.w1()
+        white = TestUnits.made(ws.Euclidean(), torch.ones(3, 1))
+        assert "| relative W1 (pixels) |" in white.to_markdown(torch.tensor([0, 1, 2]))
 
     def test_the_plot_names_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)

@@ -13,15 +13,18 @@ from torch import nn
 
 from tests.robustness.small_models import Around, RandomOutput, digits, trained
 from tests.robustness.test_attack_side_effects import assert_same, noisy_model, snapshot
+from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.geometry.metrics import Wasserstein
 from wassersmooth.normalized import Normalized
 from wassersmooth.robustness import evaluation, measurement, suites
-from wassersmooth.robustness.attacks import FGSM, IFGSM
+from wassersmooth.robustness.attacks import FGSM, IFGSM, WassersteinPGD
 from wassersmooth.robustness.corruptions import PARAMETERS, Corruption
 from wassersmooth.robustness.evaluation import evaluate
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.robustness.translations import label_flips
 
-PAPER = ["clean"] + [f"{a}_{u}" for u in ("pixel", "normalized") for a in ("fgsm_8", "fgsm_25", "ifgsm20_8")]
+BOTH_UNITS = ["clean"] + [f"{a}_{u}" for u in ("pixel", "normalized") for a in ("fgsm_8", "fgsm_25", "ifgsm20_8")]
+PAPER = BOTH_UNITS + [f"{a}_normalized_predicted" for a in ("fgsm_8", "fgsm_25", "ifgsm20_8")]
 
 
 pytestmark = pytest.mark.usefixtures("few_probes")
@@ -46,6 +49,8 @@ def test_paper_suite(device):
         ("ifgsm20_8_pixel", IFGSM(8 / 255, 2 / 255, 20)),
         ("fgsm_25_normalized", FGSM(25 / 255, "normalized")),
         ("ifgsm20_8_normalized", IFGSM(8 / 255, 2 / 255, 20, "normalized")),
+        ("fgsm_25_normalized_predicted", FGSM(25 / 255, "normalized", against="predictions")),
+        ("ifgsm20_8_normalized_predicted", IFGSM(8 / 255, 2 / 255, 20, "normalized", against="predictions")),
     ):
         wrong = int((model(attack(model, images, labels)).argmax(1) != labels).sum())
         assert report.errors[name] == pytest.approx(100 * wrong / 120)
@@ -100,14 +105,48 @@ class Hidden(nn.Module):
 def test_standard_suite(device):
     model, images, labels = case(device, 60)
     report = evaluate(model, images, labels, generator=seeded(0))
-    added = set(report.errors) - set(PAPER)
+    added = set(report.errors) - set(BOTH_UNITS)
     assert report.errors["multitargeted20_8_pixel"] >= report.errors["pgd20_margin_8_pixel"]
     assert {"pgd20_margin_8_pixel", "pgd20_l2_0.5_pixel", "wasserstein20_0.5_unit_r2", "noise_8_pixel"} <= added
     assert {"elastic_1.5", "rotation_10", "scaling_1.1", "gaussian_noise_0.1", "wasserstein_noise_0.1"} <= added
-    assert set(PAPER) <= set(report.errors)
+    assert set(BOTH_UNITS) <= set(report.errors)
+    assert not any("predicted" in name for name in added)
     margin = [report.errors[f"pgd20_margin_{n}_pixel"] for n in (1, 2, 4, 8, 16)]
     assert margin == sorted(margin)
     assert report.errors["clean"] <= margin[0]
+
+
+def test_transport_in_pixels_of_displacement():
+    """From few errors to most: each image is moved further only until it falls."""
+    model, images, labels = case(count=60)
+    report = evaluate(model, images, labels, generator=seeded(0))
+    metric = Wasserstein(PixelGraph.grid(8, 8, radius=2), scale="pixels")
+    attacks = {f"wasserstein20_{e:g}_shift_r2": WassersteinPGD(metric, e, 20, "margin", units="shift") for e in suites.SHIFTS}
+    fallen = model(images).argmax(1) != labels
+    for name, attack in attacks.items():
+        fallen = fallen | (model(attack(model, images, labels)).argmax(1) != labels)
+        assert torch.equal(report.fooled[name], fallen)
+    errors = [report.errors[name] for name in attacks]
+    assert errors[0] < report.errors["clean"] + 5
+    assert errors[-1] > 90
+    points = [point for point in report.curve if point.units == "pixels of displacement, radius 2"]
+    assert [point.error for point in points] == pytest.approx(errors)
+    assert points[2].words == "0.02 pixels of displacement, radius 2"
+
+
+def test_transport_along_other_graphs_is_another_ball():
+    plain = PixelGraph.grid(8, 8, radius=2)
+    metrics = [
+        Wasserstein(plain),
+        Wasserstein(plain, scale="pixels"),
+        Wasserstein(plain, mass=0.1),
+        Wasserstein(plain, uniform=True),
+    ]
+    metrics += [Wasserstein(PixelGraph.grid(8, 8, 2, "disk")), Wasserstein(PixelGraph.grid(8, 8, 3))]
+    attacks = [WassersteinPGD(metric, 0.5, 2) for metric in metrics]
+    attacks.append(WassersteinPGD(metrics[1], 0.5, 2, units="shift"))
+    assert len({suites.ball_of(attack) for attack in attacks}) == len(attacks)
+    assert suites.ball_of(attacks[0]) == (0.5, "unit scale, radius 2", "wasserstein")
 
 
 @pytest.mark.parametrize("suite", ["standard", "full"])
@@ -139,6 +178,9 @@ def test_json_and_markdown_say_the_same():
     model, images, labels = case()
     report = evaluate(model, images, labels, "paper", generator=seeded(3))
     data = json.loads(report.to_json())
+    assert "\n" not in report.to_json(None)
+    with pytest.raises(ValueError, match=r"indent must be one of None, 0, .*; got 'wide'"):
+        report.to_json("wide")
     assert data["errors"] == report.errors
     assert data["intervals"]["clean"] == list(report.intervals["clean"])
     assert data["verdict"] == report.verdict

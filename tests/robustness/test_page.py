@@ -48,6 +48,21 @@ def test_every_number_of_the_report_is_on_the_page(report):
     assert f"Verdict: {report.verdict}." in page
 
 
+@pytest.mark.parametrize(("classes", "bad"), [(2, True), (10, False)])
+def test_a_network_that_is_not_robust_is_marked(report, classes, bad):
+    """As many errors as guessing makes: half of two classes."""
+    points = tuple(dataclasses.replace(point, error=50.0, low=40.0, high=60.0) for point in report.curve)
+    found = dataclasses.replace(report, curve=points, classes=classes)
+    assert found.summary.startswith("Not robust") == bad
+    assert ('<b class="bad">50.0 %</b>' in found.to_html()) == bad
+
+
+def test_long_names_break_between_words(report):
+    named = dataclasses.replace(report.entries[1], name="fgsm_8_pixel")
+    page = dataclasses.replace(report, entries=(report.entries[0], named)).to_html()
+    assert '<th scope="row" class="measure">fgsm_<wbr>8_<wbr>pixel<small>' in page
+
+
 def test_the_page_needs_nothing_and_runs_nothing(report):
     page = report.to_html()
     assert "default-src 'none'" in page

@@ -97,6 +97,16 @@ def test_the_gradient_is_that_of_the_mean_softmax() -> None:
     assert_matches(found, expected, 1e-10)
 
 
+def test_a_black_image_has_a_gradient() -> None:
+    """The noise of uniform=True grows with the root of the brightness, which has no derivative at 0."""
+    x = images()
+    x[0] = 0.0
+    smoothed = ws.Smoothed(Linear(), ws.Wasserstein(GRAPH, uniform=True), 0.8, samples=50).eval()
+    (gradient,) = torch.autograd.grad(smoothed(x.requires_grad_())[:, 1].sum(), x)
+    assert gradient.isfinite().all()
+    assert bool((gradient[1:] != 0).any())
+
+
 def test_broken_scores_vote_for_no_class() -> None:
     class Broken(Linear):
         def forward(self, x: Tensor) -> Tensor:

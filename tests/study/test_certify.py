@@ -57,6 +57,9 @@ def test_a_study_is_certified_with_the_noise_of_its_training(trained: Path, caps
     shown = (trained / "report.html").read_text()
     assert "Certified accuracy against the radius" in shown
     assert "certified-w1" in shown
+    anchors = re.findall(r'<(?:section|figure)[^>]* id="([^"]+)"', shown)
+    assert len(anchors) == len(set(anchors)), "a link leads to the first of two"
+    assert ">sigma 0.3<" not in shown  # one smoothing for each run: color and dashes tell them apart
 
 
 def test_rows_are_those_of_the_library(trained: Path) -> None:
@@ -100,6 +103,20 @@ def test_it_continues_and_repeats_nothing(
     monkeypatch.setattr(certification, "certify", None)  # a third time nothing is left to do
     assert main(["certify", str(run), *flags]) == 0
     assert "sigma 0.4" in capsys.readouterr().out
+
+
+def test_images_that_are_too_large_for_the_constant_of_w1(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trained / "reference-noise-eta0.3-radius1-seed0"
+    monkeypatch.setattr("wassersmooth.robustness.certificates.LARGEST_DENSE", 10)
+    monkeypatch.setattr("wassersmooth.geometry.metrics.LARGEST_DENSE", 10)
+    assert main(["certify", str(run), *FLAGS, "--sigma", "0.1", "0.2"]) == 0
+    smoothings = certified(run)["smoothings"]
+    assert [set(one["radii"]) for one in smoothings] == [{"metric", "geodesic", "l2"}] * 2  # type: ignore[attr-defined]
+    assert main(["report", str(trained)]) == 0
+    shown = (trained / "report.html").read_text()
+    assert "certified-metric" in shown
+    assert ">sigma 0.1<" in shown, "two curves of one run are told apart"
+    assert ">sigma 0.2<" in shown
 
 
 def test_all_images_where_there_are_fewer_than_500(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +173,7 @@ def test_changed_rows_are_certified_again(tmp_path: Path) -> None:
     [
         ("classes", [0], "smoothings: 1: its lists have 1 or 2 images"),
         ("labels", [0, -1], "labels: 2: expected a whole number of at least 0; got -1"),
-        ("radii", {"metric": [0.5, 0.1]}, "radii: without w1"),
+        ("radii", {"w1": [0.5, 0.1]}, "radii: without metric"),
         ("sigma", "x", "sigma: expected a number of at least 0; got 'x'"),
     ],
 )

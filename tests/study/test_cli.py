@@ -223,7 +223,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capsys, "doctor", *flags, "--milestones", "9")
     assert code == 0
     assert "choose " in out
-    assert "note     --milestones 9: never reached in 2 epochs" in out
+    assert "note     --milestones 9: never reached in 2 epochs, and the learning rate never falls" in out
 
 
 def test_doctor_tries_what_would_be_trained(

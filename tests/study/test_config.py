@@ -20,9 +20,9 @@ from wassersmooth.learning.objectives import GradientPenalty
 from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.study import data, presets
 from wassersmooth.study.commands import StudyCommand
-from wassersmooth.study.config import Data, RunConfig, Study, flatten, with_values
+from wassersmooth.study.config import Data, RunConfig, Study, Training, flatten, with_values
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.regularizers import ATTACKS, KINDS, ON_A_GRAPH, PENALTIES, Regularizer, strength_label
+from wassersmooth.study.regularizers import ATTACKS, IN_MOTION, KINDS, ON_A_GRAPH, PENALTIES, Regularizer, strength_label
 
 
 @pytest.mark.parametrize("name", [name for name in presets.names() if name != "cifar10-sweep"])
@@ -70,6 +70,14 @@ def test_a_run_that_names_a_suite_of_earlier_versions_opens(former: str, now: st
 )
 def test_a_regularizer_is_the_objective_it_says(text: str, expected: Objective) -> None:
     assert repr(Regularizer.parse(text).objective((8, 8), "double_backward")) == repr(expected)
+
+
+def test_milestones_that_are_never_reached_are_remarked_on() -> None:
+    assert Training(epochs=3, milestones=(1, 2)).remarks() == []
+    (none,) = Training(epochs=1, milestones=(1,)).remarks()
+    assert none.startswith("--milestones 1: never reached in 1 epoch, and the learning rate never falls; lower them below 1, ")
+    (some,) = Training(epochs=3, milestones=(2, 5)).remarks()
+    assert some.startswith("--milestones 5: never reached in 3 epochs, and the learning rate falls less often; ")
 
 
 def test_the_paper_s_recipe() -> None:
@@ -151,7 +159,9 @@ numbers |= st.integers(1, 255).map(lambda level: level / 255)
 
 @given(kind=st.sampled_from(sorted(KINDS)), eta=numbers, radius=st.integers(1, 9), mass=st.just(0.0) | numbers)
 def test_a_regularizer_is_parsed_from_text(kind: str, eta: float, radius: int, mass: float) -> None:
-    point = Regularizer(kind, 0.0 if kind == "none" else eta, *((radius, mass) if kind in ON_A_GRAPH else ()))
+    settings = {"radius": radius, "mass": mass} if kind in ON_A_GRAPH else {}
+    settings = {"smoothness": eta, "mass": mass} if kind in IN_MOTION else settings
+    point = Regularizer(kind, 0.0 if kind == "none" else eta, **settings)  # type: ignore[arg-type]
     assert Regularizer.parse(str(point)) == point
     assert not set(point.slug) & set("/:=, ")
 
@@ -186,7 +196,8 @@ def test_a_label_has_four_digits_or_the_levels_of_a_pixel() -> None:
 @given(penalty=st.sampled_from(PENALTIES), attack=st.sampled_from(ATTACKS), eta=numbers, epsilon=numbers)
 def test_a_combination_is_parsed_from_text_and_comes_back(penalty: str, attack: str, eta: float, epsilon: float) -> None:
     radius = 2 if {penalty, attack} & set(ON_A_GRAPH) else 0
-    point = Regularizer(f"{penalty}+{attack}", eta, radius, epsilon=epsilon)
+    smoothness = 1.5 if penalty in IN_MOTION else 0.0
+    point = Regularizer(f"{penalty}+{attack}", eta, radius, epsilon=epsilon, smoothness=smoothness)
     assert Regularizer.parse(str(point)) == point
     assert not set(point.slug) & set("/:=, ")
     (config,) = Study(regularizers=(str(point),)).runs("mine")

@@ -118,6 +118,8 @@ def test_mistakes_are_one_line(here: Path, capsys: pytest.CaptureFixture[str], m
 
     assert "no such folder; models are not downloaded" in complaint("hf:google/vit", *stripes)
     assert "holds no usable image_mean and image_std" in complaint("hf:vit", *stripes)
+    (here / "vit" / "preprocessor_config.json").write_text("[" * 100_000)
+    assert "holds no usable image_mean and image_std (ValueError: nested too deeply)" in complaint("hf:vit", *stripes)
     assert "has its weights in its folder; got --weights x.pt" in complaint("hf:vit", "--weights", "x.pt", *stripes)
     (here / "vit" / "model.safetensors").unlink()
     assert "no file named model.safetensors" in complaint("hf:vit", *stripes)

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from wassersmooth import cli
-from wassersmooth.study import data_formats, durable, provenance
+from wassersmooth.study import data_formats, durable, external_models, provenance
 from wassersmooth.study.data_formats import read_idx, read_npz
 from wassersmooth.study.errors import RunStoppedError, StudyError
 from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.runs import locked
 from wassersmooth.study.search.shared_grid import SharedGrid
 
 
@@ -77,6 +79,17 @@ def test_an_npz_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatc
     assert len(read_npz(path)[0]) == 2
 
 
+def test_weights_that_are_a_bomb_are_refused_before_they_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_formats, "LARGE_ARCHIVE", 2**20)
+    torch.save({"w": torch.zeros(2**19)}, tmp_path / "net.pt")
+    with zipfile.ZipFile(tmp_path / "net.pt") as stored, zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
+        for member in stored.infolist():
+            bomb.writestr(member.filename, stored.read(member))
+    monkeypatch.setattr(torch, "load", lambda *given, **options: pytest.fail("unpacked"))
+    with pytest.raises(StudyError, match=r"a\.pt: \d+ bytes would unpack to \d+; .*torch\.save"):
+        external_models._read(tmp_path / "a.pt")
+
+
 @pytest.mark.parametrize(
     "images",
     [
@@ -130,6 +143,15 @@ def test_a_link_in_the_way_is_not_followed(tmp_path: Path, monkeypatch: pytest.M
     assert precious.read_text() == "keep this"
 
 
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("keep this")
+    (tmp_path / "run.lock").symlink_to(precious)
+    with pytest.raises(RunStoppedError, match=r"run\.lock cannot be written"), locked(tmp_path / "run.lock"):
+        pass
+    assert precious.read_text() == "keep this"
+
+
 def test_temporary_names_cannot_be_guessed(tmp_path: Path) -> None:
     assert len({durable.temporary(tmp_path / "a") for _ in range(20)}) == 20
 
@@ -143,7 +165,13 @@ URLS = [
     f"mysql://host/db?user=me&password={SECRET}",
     f"mysql://host/db?Passwd={SECRET}&x=1",
     f"mysql://host/db?sslkey={SECRET};x=1",
+    f"postgresql://me@my-server:{SECRET}@host/db",
+    f"postgresql://a/b:{SECRET}@host/db",
+    f"mysql://host/db?pass={SECRET}",
+    f"mysql://host/db?credential={SECRET}",
+    f"mysql://host/db?options=-c%20password%3D{SECRET}",
     f"--storage=redis://:{SECRET}@host",
+    f"host=there password={SECRET}",
 ]
 
 
@@ -160,7 +188,7 @@ def test_other_words_stay(word: str) -> None:
     assert provenance.without_password(word) == word
 
 
-@pytest.mark.parametrize("url", URLS[:-1])
+@pytest.mark.parametrize("url", [url for url in URLS if not url.startswith(("--", "host"))])
 def test_no_error_line_holds_a_password(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,15 +14,18 @@ COLUMNS = {
     "autoattack_8_pixel": "AutoA.\n8 px",
     "pgd20_l2_0.5_pixel": "L2 PGD\n0.5 px",
     "wasserstein20_0.5_unit_r2": "W PGD\n0.5",
+    "wasserstein20_0.02_shift_r2": "W PGD\n0.02 shift",
 }
 FULL = {
     "pgd20_margin_8_pixel": "PGD-20, margin loss, ε = 8/255, pixel units",
     "pgd20_l2_0.5_pixel": "PGD-20, L2 norm ε = 0.5, pixel units",
     "noise_25_pixel": "random ± noise ε = 25/255, pixel units",
     "gaussian_noise_0.1": "Gaussian noise, standard deviation 0.1",
-    "wasserstein20_0.5_unit_r2": "Wasserstein PGD-20 0.5 unit r2",
+    "wasserstein20_0.5_unit_r2": "Wasserstein PGD-20 ε = 0.5, unit scale, radius 2",
+    "wasserstein20_0.02_shift_r2": "Wasserstein PGD-20, 0.02 pixels of displacement",
+    "ifgsm20_8_normalized_predicted": "I-FGSM-20 8 normalized predicted",
     "rotation_10": "rotation, degrees up to 10",
-    "multitargeted20_8_pixel": "multitargeted20 8 pixel",
+    "multitargeted20_8_pixel": "PGD-20 towards several classes, ε = 8/255, pixel units",
     "something_new": "something new",
 }
 THREATS = {

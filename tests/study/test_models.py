@@ -92,6 +92,14 @@ def test_timm_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         made("timm:resnet19")
 
 
+def test_a_package_that_does_not_fit_the_installed_torch_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "timm.py").write_text('raise RuntimeError("operator torchvision::nms does not exist")')
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StudyError, match=r"timm, which cannot be imported \(RuntimeError: operator .*; install them with"):
+        made("timm:resnet18")
+
+
 def fails(channels: int, classes: int) -> nn.Module:
     raise KeyError("depth")
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from wassersmooth.geometry.coherent_motion import Deformations
 from wassersmooth.learning.objectives import NoisyInputs
 from wassersmooth.study.config import Study
+from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import GROUPS, KINDS, NOISE, Kind, Regularizer, color_of, group_of, heading_of, title_of
 
 MANUAL = Path(__file__).parents[2] / "docs" / "study.md"
@@ -39,3 +41,18 @@ def test_combinations_and_kinds_of_a_later_version_have_titles_colors_and_groups
     assert title_of("wasserstein+later") == "Wasserstein + later"
     assert color_of("wasserstein+later") != color_of("later") == "#000000"
     assert (group_of("wasserstein+later").side, group_of("later").side) == ("Combinations", "Others")
+
+
+@pytest.mark.parametrize("kind", ["deformation", "advection", "deformation-noise", "advection-noise"])
+def test_coherent_motion(kind: str) -> None:
+    point = Regularizer.parse(f"{kind}:eta=0.5,mass=0.1")
+    assert str(point) == f"{kind}:eta=0.5,mass=0.1,smoothness=2"
+    metric = point.metric(4, 5)
+    motion = "advection" if "advection" in kind else "transport"
+    assert metric == Deformations(4, 5, 2.0, motion, 0.1)  # type: ignore[arg-type]
+    terms = point.objective((4, 5), "double_backward")(torch.nn.Flatten(), torch.rand(2, 1, 4, 5), torch.tensor([0, 1]))
+    assert torch.isfinite(terms.total)
+    with pytest.raises(StudyError, match=r"smoothness is positive for .*leave it out"):
+        Regularizer.parse("euclidean:eta=1,smoothness=2")
+    with pytest.raises(StudyError, match=r"radius and mass belong to .*leave them out"):
+        Regularizer.parse(f"{kind}:eta=1,radius=2")

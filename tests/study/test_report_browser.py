@@ -115,7 +115,7 @@ def show(browser: str, report: Path, place: Path, width: int, dark: bool = False
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1200])
+@pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_in_a_browser(browser: str, report: Path, tmp_path: Path, width: int, dark: bool) -> None:
     seen, console = show(browser, report, tmp_path, width, dark)
     assert console == []

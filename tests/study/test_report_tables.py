@@ -126,6 +126,8 @@ def test_the_summary_says_what_the_numbers_say(tmp_path: Path) -> None:
     )
     assert "The error on clean test images is 51.0 (none), 31.0 (Euclidean) and 21.0 (Wasserstein) %." in detail
     assert subtitle(read_study(folder)) == "digits · small · 12 epochs · 3 seeds"
+    one = fake_study(tmp_path / "one", seeds=1, pictures=False, epochs=1)
+    assert subtitle(read_study(one)) == "digits · small · 1 epoch · 1 seed"
 
     for name in ("clean", "pgd20_margin_8_pixel", "ifgsm20_8_normalized"):
         set_errors(folder, {"wasserstein": [29.0, 31, 34]}, name)

@@ -55,3 +55,13 @@ def test_rows_before_a_broken_line_are_kept(tmp_path: Path) -> None:
         with pytest.raises(UnreadableError, match=r"metrics\.jsonl: line 3 of 3 is broken \(.+\); restore it") as caught:
             RunFiles(tmp_path).metrics()
         assert caught.value.rows == rows
+
+
+def test_an_evaluation_that_an_earlier_version_wrote_is_read(tmp_path: Path) -> None:
+    """It named one commit and one machine for all rows, and had no hash of the labels."""
+    stored = {"suite": "paper", "errors": {"clean": 16.6}, "evaluated": {"commit": "a7583644dd72+", "hardware": "NVIDIA H200"}}
+    (tmp_path / "evaluation.json").write_text(json.dumps(stored))
+    assert RunFiles(tmp_path).evaluation() == stored
+    (tmp_path / "evaluation.json").write_text(json.dumps(stored | {"evaluated": [{"rows": "clean"}]}))
+    with pytest.raises(UnreadableError, match="is damaged: evaluated: 1: rows: expected a list; got 'clean'"):
+        RunFiles(tmp_path).evaluation()

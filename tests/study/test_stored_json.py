@@ -50,7 +50,8 @@ HOSTILE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "content", ["1e999", "-1e999", "NaN", "-Infinity", "1" + "0" * 5000, "1" + "0" * 30, DEEP, "{", b"\xff"]
+    "content",
+    ["1e999", "-1e999", "NaN", "-Infinity", "1" + "0" * 5000, "1" + "0" * 30, DEEP, "[" * 50 + "]" * 50, "{", b"\xff"],
 )
 def test_what_no_file_of_ours_holds_is_refused(content: str | bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
@@ -95,6 +96,9 @@ def test_a_message_says_where_what_and_the_remedy(tmp_path: Path) -> None:
     assert said.startswith(f"{path} is damaged: rows: 2: clean: expected a number from 0 to 100; got 'xxx")
     assert said.endswith("; restore it")
     assert len(said) < 300 + len(str(path))
+    path.write_text("[1]")
+    with pytest.raises(UnreadableError, match=r"rows\.json: expected a JSON object; got list; restore it"):
+        read_json(path, "a folder", "restore it")
 
 
 @pytest.fixture(scope="module")

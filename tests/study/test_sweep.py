@@ -368,6 +368,22 @@ def test_a_point_is_released_when_its_worker_raises(tmp_path: Path) -> None:
     assert sorted(done, key=str) == sorted(GRID.points(), key=str)
 
 
+def test_a_storage_that_is_gone_does_not_hide_why_a_worker_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = shared(tmp_path)
+    trial = grid.next_trial(SILENT)
+    assert trial is not None
+
+    def gone(*arguments: object, **options: object) -> None:
+        raise ConnectionError("server closed the connection")
+
+    monkeypatch.setattr(grid.study, "tell", gone)
+    with pytest.raises(StudyError, match="no space left"), grid.heartbeat(trial):
+        raise StudyError("no space left")
+    monkeypatch.setattr(trial, "suggest_float", gone)
+    with pytest.raises(StudyError, match=r"--storage .* cannot be used \(server closed the connection\)"):
+        grid.point_of(trial)
+
+
 def test_one_heartbeat_that_fails_does_not_end_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = SharedGrid(GRID.points(), "test", str(tmp_path / "journal"), grace=0.2, recipe={})
     trial = grid.next_trial(SILENT)
@@ -522,4 +538,4 @@ def test_regularizers_of_a_preset_or_a_file_do_not_stop_a_sweep(tmp_path: Path, 
 def test_remarks_are_printed_before_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = tiny_study(tmp_path, epochs=1, milestones=(5,))
     sweep.sweep(study, Grid(etas=(0.1,), radii=(1,)), "tiny", tmp_path / "sweep", CPU, Console())
-    assert capsys.readouterr().out.count("--milestones 5: never reached in 1 epochs") == 1
+    assert capsys.readouterr().out.count("--milestones 5: never reached in 1 epoch,") == 1

@@ -70,7 +70,7 @@ def test_a_run_folder_that_names_code_is_refused_with_the_command(trained: Path,
     said = capsys.readouterr().err
     for part in ("config.json names the model named_models:net", "the code of net in the module named_models"):
         assert part in said
-    assert f"wassersmooth evaluate {trained} --trust-code" in said
+    assert f"give {trained} with --trust-code" in said
     assert str(Path.cwd() / "named_models.py") in said
     assert len(said.splitlines()) == 1
     assert not Path("ran.txt").exists()

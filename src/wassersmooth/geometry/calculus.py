@@ -1,8 +1,9 @@
 """Riemannian calculus for functions of images (docs/maths.md, section 4).
 
 Everywhere ``f`` maps a batch ``(B, C, H, W)`` to one number per image ``(B,)``, each depending on its own image alone, and
-``metric`` is :class:`~wassersmooth.Euclidean` or :class:`~wassersmooth.Wasserstein`. Without a mass term the geometry is that
-of images of fixed mass, and L^+ is the pseudo-inverse; with one, L^+ is the inverse.
+``metric`` is :class:`~wassersmooth.Euclidean`, :class:`~wassersmooth.Wasserstein`, :class:`~wassersmooth.Deformations` or
+another subclass of :class:`~wassersmooth.geometry.metrics.Metric`. Without a mass term the geometry is that of images of fixed
+mass, and L^+ is the pseudo-inverse; with one, L^+ is the inverse.
 
 Gradients, their lengths and Laplacians can be differentiated again, in x and in whatever f depends on, so they carry a graph
 unless they are computed under ``torch.no_grad()``. The Hessian can be differentiated in what f depends on, and refuses an x, a
@@ -110,10 +111,11 @@ def christoffel(x: Tensor, a: Tensor, b: Tensor, metric: Metric) -> Tensor:
     with torch.no_grad():
         for name, vector in (("a", a), ("b", b)):
             _check_tangent(name, vector, cometric)
-        cometric, a, b = metric.evaluate(x.double()), a.double(), b.double()  # L^+ a may not be a float32
+        point, a, b = x.double(), a.double(), b.double()  # L^+ a may not be a float32
+        cometric = metric.evaluate(point)
         phi_a, phi_b = cometric.solve(a), cometric.solve(b)
-        mixed = metric.derivative_mv(a, phi_b) + metric.derivative_mv(b, phi_a)
-        return ((cometric.mv(metric.derivative_quad(phi_a, phi_b)) - mixed) / 2).to(x.dtype)
+        mixed = metric.derivative_mv(point, a, phi_b) + metric.derivative_mv(point, b, phi_a)
+        return ((cometric.mv(metric.derivative_quad(point, phi_a, phi_b)) - mixed) / 2).to(x.dtype)
 
 
 def hessian(f: Function, x: Tensor, a: Tensor, b: Tensor, metric: Metric) -> Tensor:
@@ -141,6 +143,8 @@ def exp_map(x: Tensor, v: Tensor, metric: Metric, steps: int = 32) -> Tensor:
     cometric = _cometric(metric, x)
     with torch.no_grad():
         _check_tangent("v", v, cometric)
+        if metric.constant:  # geodesics are straight, and a small mass would lose digits on the way to the momentum and back
+            return x.detach() + v
         position, momentum = x.detach(), cometric.solve(v)
         for step in range(steps):
             position, momentum = _runge_kutta(metric, position, momentum, 1 / steps)
@@ -167,7 +171,7 @@ def _check_tangent(name: str, v: Tensor, cometric: Cometric) -> None:
 
 def _runge_kutta(metric: Metric, x: Tensor, p: Tensor, h: float) -> tuple[Tensor, Tensor]:
     def flow(x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        return metric.evaluate(x).mv(p), -metric.derivative_quad(p, p) / 2
+        return metric.evaluate(x).mv(p), -metric.derivative_quad(x, p, p) / 2
 
     k1, l1 = flow(x, p)
     k2, l2 = flow(x + h / 2 * k1, p + h / 2 * l1)
@@ -209,6 +213,9 @@ def _differential(f: Function, x: Tensor) -> tuple[Tensor, Tensor]:
         try:
             values = f(point)
         except (RuntimeError, IndexError) as error:
+            if isinstance(f, torch.nn.Module):
+                _model_checks.explain_dtype_mismatch(f, point, error)
+                _model_checks.same_device(f, point)
             _model_checks.explain_shape_mismatch(point, error)
             raise
         if not isinstance(values, Tensor) or values.shape != (len(x),):
@@ -235,7 +242,7 @@ def _exact_trace(cometric: Cometric, differential: Tensor, point: Tensor) -> Ten
         directions = chunk.reshape(-1, 1, *point.shape[1:]).expand(-1, *point.shape).contiguous()
         rows = _hessian_products(directions, differential, point, batched=True)
         columns = torch.stack([cometric.mv(e) for e in directions])
-        total = total + (rows * columns).sum((0, 2, 3, 4))
+        total = total + (rows * columns).flatten(2).sum((0, 2))
     return total
 
 

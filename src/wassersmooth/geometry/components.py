@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from wassersmooth.geometry.graph import PixelGraph
-from wassersmooth.geometry.neighbor_sum import edge_ends
+from wassersmooth.geometry.neighbor_sum import edge_ends, lower_to_least
 
 
 class Components:
@@ -56,18 +56,16 @@ class Components:
 def connected_components(graph: PixelGraph, u: Tensor) -> Components:
     """The components of the graph whose edges have at least one positive end. # shape of u: (B, C, H, W)"""
     lit = u > 0
-    if bool(lit.all()):
+    if graph.connected and bool(lit.all()):
         return Components(torch.zeros(u.shape, dtype=torch.int64, device=u.device))
     indices = torch.arange(graph.height * graph.width, device=u.device).reshape(graph.height, graph.width)
     labels = indices.expand(u.shape).clone()
     while True:  # in each round every pixel takes the smallest label among its neighbors, then the label of that label
-        before = labels.clone()
-        for offset in graph.offsets:
-            lit_i, lit_j = edge_ends(lit, offset)
-            label_i, label_j = edge_ends(labels, offset)
-            smallest = torch.where(lit_i | lit_j, torch.minimum(label_i, label_j), indices.numel())
-            label_i.copy_(torch.minimum(label_i, smallest))
-            label_j.copy_(torch.minimum(label_j, smallest))
+        before = labels
+        for relation in graph.edge_relations:
+            (lit_i, lit_j), (label_i, label_j) = edge_ends(lit, relation), edge_ends(labels, relation)
+            least = torch.where(lit_i | lit_j, torch.minimum(label_i, label_j), indices.numel())
+            labels = lower_to_least(labels, least, relation)
         flat = labels.flatten(2)
         labels = torch.minimum(flat, flat.gather(-1, flat)).reshape(u.shape)
         if torch.equal(labels, before):

@@ -7,6 +7,7 @@ geometry is built from, ``(w * field)_i = sum_j w_ij field_j`` (docs/maths.md, s
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,11 +18,21 @@ import torch
 from torch import Tensor
 
 from wassersmooth import _checks, visibility
-from wassersmooth.geometry.neighbor_sum import Box, Direct, Disk, NeighborSum, Offsets, Separable, relation_sum
+from wassersmooth.geometry.neighbor_sum import (
+    Box,
+    Direct,
+    Disk,
+    EdgeList,
+    EdgeSum,
+    NeighborSum,
+    Relation,
+    Separable,
+    relation_sum,
+)
 
 Neighborhood = Literal["square", "disk"]
 NamedWeight = Literal["constant", "gaussian"]
-WeightFunction = Callable[[int, int], float]
+WeightFunction = Callable[..., float]  # of an offset, such as (dy, dx)
 
 NEIGHBORHOODS: tuple[Neighborhood, ...] = get_args(Neighborhood)
 NAMED_WEIGHTS: tuple[NamedWeight, ...] = get_args(NamedWeight)
@@ -30,34 +41,86 @@ RADIUS = 8  # the default, in pixels
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PixelGraph:
-    """A local, shift-invariant graph on the pixels of an image. Build it with :meth:`grid`. Immutable.
+    """The graph on which mass moves. Build it with :meth:`grid`, :meth:`line`, :meth:`volume` or :meth:`from_edges`. Immutable.
 
     Attributes:
-        height, width: the size of the image.
-        radius, neighborhood: the window.
-        weights: omega, one positive weight per relation, float64 unless a tensor was given. A tensor that requires grad is
-            kept as it is, so that the graph follows the optimizer; any other is copied. # shape: (R,)
+        shape: the size of an image on it: ``(H, W)``, ``(L,)``, ``(D, H, W)`` or ``(N,)``.
+        radius, neighborhood: the window; 0 for a list of edges.
+        weights: omega, one positive weight per relation or edge, float64 unless a tensor was given. A tensor that requires grad
+            is kept as it is, so that the graph follows the optimizer; any other is copied. # shape: (R,)
         weight_name: the name of the weights in a repr.
-        offsets: the representative ``(dy, dx)`` of each relation: dy > 0, or dy = 0 and dx > 0; in row order.
+        edges: the two nodes of each edge, of a list of edges. # shape: (E, 2)
+        offsets: the representative of each relation of a grid, ``(dy, dx)``, ``(dx,)`` or ``(dz, dy, dx)``: its first entry
+            other than 0 is positive; in row order.
+        edge_relations: what :func:`~wassersmooth.geometry.neighbor_sum.edge_ends` takes. Fields on the nodes are
+            ``(B, C, height, width)`` there: a line has height 1, and so have volumes and lists of edges, with a width of N.
     """
 
-    height: int
-    width: int
+    shape: tuple[int, ...]
     radius: int
     neighborhood: Neighborhood
     weights: Tensor
     weight_name: str
-    offsets: Offsets = field(init=False)
+    edges: Tensor | None = None
+    offsets: tuple[tuple[int, ...], ...] = field(init=False)
+    edge_relations: tuple[Relation, ...] = field(init=False)
+    connected: bool = field(init=False)
+    _relation_of_edge: Tensor | None = field(init=False)
     _fixed_stencil: NeighborSum | None = field(init=False)
     _cache: dict[tuple[str, torch.device, torch.dtype], Tensor] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "offsets", _offsets(self.height, self.width, self.radius, self.neighborhood))
-        object.__setattr__(self, "_fixed_stencil", None)
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("offsets", () if self.edges is not None else _offsets(self.shape, self.radius, self.neighborhood))
+        put("_relation_of_edge", None)
+        put("_fixed_stencil", None)
+        if self.edges is not None:
+            put("edge_relations", (EdgeList(self.edges, self.nodes),))
+        elif len(self.shape) == 3:
+            pairs, relation_of_edge = _edges_of_offsets(self.shape, self.offsets)
+            put("edge_relations", (EdgeList(pairs, self.nodes),))
+            put("_relation_of_edge", relation_of_edge)
+        else:
+            put("edge_relations", tuple((0, *offset) if len(offset) == 1 else offset for offset in self.offsets))
+        put("connected", self.edges is None or _is_connected(self.edges, self.nodes))
         if not self.weights.requires_grad:
             with torch.inference_mode(False), torch.no_grad():
-                object.__setattr__(self, "weights", self.weights.clone())
-                object.__setattr__(self, "_fixed_stencil", self._choose_stencil())
+                put("weights", self.weights.clone())
+                put("_fixed_stencil", self._choose_stencil())
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes: pixels of a channel."""
+        return math.prod(self.shape)
+
+    @property
+    def height(self) -> int:
+        """Of a field on the nodes; 1 if the graph is not that of a picture."""
+        return self.shape[0] if len(self.shape) == 2 else 1
+
+    @property
+    def width(self) -> int:
+        """Of a field on the nodes."""
+        return self.nodes // self.height
+
+    def to_field(self, images: Tensor) -> Tensor:
+        """Images as fields on the nodes. # shape: (B, C, *shape) -> (B, C, height, width)"""
+        return images if len(self.shape) == 2 else images.reshape(*images.shape[:2], self.height, self.width)
+
+    def to_images(self, fields: Tensor) -> Tensor:
+        """The inverse of :meth:`to_field`."""
+        return fields if len(self.shape) == 2 else fields.reshape(*fields.shape[:2], *self.shape)
+
+    def check_batch(self, name: str, images: object) -> None:
+        """Check the shape and dtype of images on this graph."""
+        arguments = ", ".join(["{}"] * len(self.shape))
+        maker = "from_edges({}, edges)" if self.edges is not None else f"{self._maker()}({arguments}, radius)"
+        _checks.batch(name, images, self.shape, ("graph", f"PixelGraph.{maker}"))
+
+    def _maker(self) -> str:
+        return {1: "line", 2: "grid", 3: "volume"}[len(self.shape)]
 
     @classmethod
     def grid(
@@ -83,24 +146,95 @@ class PixelGraph:
         width = _checks.positive_integer("width", width)
         radius = _checks.positive_integer("radius", radius, "a pixel needs neighbors to exchange mass with")
         _checks.choice("neighborhood", neighborhood, NEIGHBORHOODS)
-        offsets = _offsets(height, width, radius, neighborhood)
+        return cls._of_window((height, width), radius, neighborhood, weight)
+
+    @classmethod
+    def line(cls, length: int, radius: int = RADIUS, weight: NamedWeight | WeightFunction | Tensor = "constant") -> PixelGraph:
+        """Connect each sample of a signal, such as an electrocardiogram, with those at most ``radius`` away.
+
+        Images are ``(B, C, L)``.
+
+        Arguments:
+            length: the number of samples.
+            radius: how far a neighbor may be.
+            weight: as in :meth:`grid`; a function is one of ``dx``.
+        """
+        length = _checks.positive_integer("length", length)
+        radius = _checks.positive_integer("radius", radius, "a sample needs neighbors to exchange mass with")
+        return cls._of_window((length,), radius, "square", weight)
+
+    @classmethod
+    def volume(
+        cls,
+        depth: int,
+        height: int,
+        width: int,
+        radius: int = 1,
+        neighborhood: Neighborhood = "square",
+        weight: NamedWeight | WeightFunction | Tensor = "constant",
+    ) -> PixelGraph:
+        """Connect each voxel of a volume with those at most ``radius`` away. Images are ``(B, C, D, H, W)``.
+
+        The edges are kept as a list, so that memory grows with the cube of the radius.
+
+        Arguments:
+            depth, height, width: the size of the volume in voxels.
+            radius: how far a neighbor may be.
+            neighborhood: as in :meth:`grid`; ``"disk"`` is a ball.
+            weight: as in :meth:`grid`; a function is one of ``(dz, dy, dx)``.
+        """
+        shape = tuple(_checks.positive_integer(*pair) for pair in (("depth", depth), ("height", height), ("width", width)))
+        radius = _checks.positive_integer("radius", radius, "a voxel needs neighbors to exchange mass with")
+        _checks.choice("neighborhood", neighborhood, NEIGHBORHOODS)
+        return cls._of_window(shape, radius, neighborhood, weight)
+
+    @classmethod
+    def _of_window(
+        cls, shape: tuple[int, ...], radius: int, neighborhood: Neighborhood, weight: NamedWeight | WeightFunction | Tensor
+    ) -> PixelGraph:
+        offsets = _offsets(shape, radius, neighborhood)
         if not offsets:
             raise ValueError(
-                f"every pixel must have a neighbor; got an image of {height}x{width}, whose one pixel has none; "
+                f"every pixel must have a neighbor; got an image of {'x'.join(map(str, shape))}, whose one pixel has none; "
                 "use at least two pixels, or Euclidean()"
             )
-        return cls(height, width, radius, neighborhood, *_relation_weights(weight, offsets, radius))
+        return cls(shape, radius, neighborhood, *_relation_weights(weight, offsets, radius))
+
+    @classmethod
+    def from_edges(cls, nodes: int, edges: Tensor, weights: Tensor | None = None) -> PixelGraph:
+        """Connect pairs of nodes: superpixels, the vertices of a mesh, sensors. Images are ``(B, C, N)``.
+
+        The graph may have several components; each then conserves its own mass. It has no lengths: ``scale="pixels"`` and W1
+        radii are for grids.
+
+        Arguments:
+            nodes: their number; every node needs a neighbor.
+            edges: the two nodes of each edge, from 0 to ``nodes - 1``, each pair once in either order. # shape: (E, 2)
+            weights: one positive weight per edge, 1 if left out; may require grad. # shape: (E,)
+        """
+        nodes = _checks.positive_integer("nodes", nodes)
+        pairs = _checked_edges(nodes, edges)
+        if weights is None:
+            return cls((nodes,), 0, "square", torch.ones(len(pairs), dtype=torch.float64), "constant", pairs)
+        if not isinstance(weights, Tensor):
+            raise ValueError(
+                f"weights must be a tensor with one weight per edge; got {_checks.kind_of(weights)}; convert it with "
+                "torch.as_tensor(weights)"
+            )
+        _checks.weights(weights, len(pairs), "weights", "edge")
+        return cls((nodes,), 0, "square", weights, "tensor", pairs)
 
     @property
-    def relations(self) -> tuple[tuple[int, int, float], ...]:
-        """``(dy, dx, weight)`` of each representative, in row order."""
-        return tuple((dy, dx, w) for (dy, dx), w in zip(self.offsets, self.weights.detach().tolist(), strict=True))
+    def relations(self) -> tuple[tuple[float, ...], ...]:
+        """``(dy, dx, weight)`` of each representative, in row order; of a list of edges ``(i, j, weight)`` of each edge."""
+        keys = self.offsets if self.edges is None else self.edges.tolist()
+        return tuple((*key, w) for key, w in zip(keys, self.weights.detach().tolist(), strict=True))
 
     @property
     def node_volumes(self) -> Tensor:
         """d, the share of each pixel in the sum of all weighted degrees; sums to 1. # shape: (H, W)"""
         s = self.degrees(self.weights)
-        return s / s.sum()
+        return (s / s.sum()).reshape(self.shape)
 
     @property
     def learned(self) -> bool:
@@ -119,10 +253,10 @@ class PixelGraph:
     def check_weights(self) -> None:
         """Check that an optimizer has kept learned weights positive: otherwise L need not be PSD."""
         if self._constant_stencil() is None:
-            _checks.weights(self.weights, len(self.offsets))
+            _checks.weights(self.weights, len(self.weights))
 
     def weight_unit(self, like: Tensor) -> Tensor:
-        """The unit in which degrees, neighbor sums and :meth:`weighted_offsets` count the weights, like ``like``. # shape: ()
+        """The unit in which degrees, neighbor sums and :meth:`weighted_relations` count the weights, like ``like``. # shape: ()
 
         For weights that are not named it is the power of two next to the largest, so that sums of weights of any size neither
         overflow nor vanish, in float32 either; it is exact, and a constant to every derivative.
@@ -153,8 +287,9 @@ class PixelGraph:
 
     def _diffusivity(self) -> Tensor:
         weights = self._weights_in_units()
-        squares = torch.tensor([dy * dy + dx * dx for dy, dx in self.offsets], dtype=torch.float64, device=weights.device)
-        axes = (self.height > 1) + (self.width > 1)
+        lengths = [sum(step * step for step in offset) for offset in self.offsets]
+        squares = torch.tensor(lengths, dtype=torch.float64, device=weights.device)
+        axes = sum(size > 1 for size in self.shape)
         return (weights * squares).sum() / (2 * axes * weights.sum())
 
     def _cached(self, name: str, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
@@ -182,89 +317,177 @@ class PixelGraph:
 
         # shape: (..., H, W) -> the same
         """
-        if self.learned:
-            return relation_sum(self.weighted_offsets(values), values)
+        if self.learned or isinstance(self.stencil, EdgeSum):
+            return relation_sum(self.weighted_relations(values), values)
         return self.stencil(values) - self.stencil.center * values
 
-    def weighted_offsets(self, like: Tensor) -> list[tuple[tuple[int, int], Tensor]]:
-        """Each relation's offset with its weight, in units of the weights, as a 0-d tensor like ``like``."""
+    def weighted_relations(self, like: Tensor) -> list[tuple[Relation, Tensor]]:
+        """Each relation with its weight, in units of the weights, like ``like``; a list of edges has one for each edge."""
+        if isinstance(self.edge_relations[0], EdgeList):
+            return [(self.edge_relations[0], self._cached("weights", like, lambda: self._edge_weights(like)))]
         weights = self._cached("weights", like, lambda: self._weights_in_units().to(device=like.device, dtype=like.dtype))
-        return list(zip(self.offsets, weights.unbind(), strict=True))
+        return list(zip(self.edge_relations, weights.unbind(), strict=True))
+
+    def _edge_weights(self, like: Tensor) -> Tensor:
+        weights = self._weights_in_units().to(device=like.device, dtype=like.dtype)
+        return weights if self._relation_of_edge is None else weights[self._relation_of_edge.to(like.device)]
 
     def _choose_stencil(self) -> NeighborSum:
+        if isinstance(self.edge_relations[0], EdgeList):
+            return EdgeSum()
         reach = (min(self.radius, self.height - 1), min(self.radius, self.width - 1))
         if self.neighborhood == "square" and self.weight_name == "constant":
             return Box(*reach)
         if self.neighborhood == "disk" and self.weight_name == "constant":
             return Disk(tuple(min(reach[1], math.isqrt(self.radius**2 - dy**2)) for dy in range(reach[0] + 1)), reach[1])
         if self.neighborhood == "square" and self.weight_name == "gaussian":
-            return Separable(*(tuple(_gaussian(self.radius)(0, k) for k in range(r + 1)) for r in reach))
-        return Direct(self.offsets, self._weights_in_units(), *reach)
+            return Separable(*(tuple(_gaussian(self.radius)(k) for k in range(r + 1)) for r in reach))
+        return Direct(self.edge_relations, self._weights_in_units(), *reach)  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:  # without the caches
-        args = (self.height, self.width, self.radius, self.neighborhood, self.weights, self.weight_name)
-        return PixelGraph, args
+        return PixelGraph, (*self._key(), self.weights, self.weight_name, self.edges)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PixelGraph:
         """Computed weights, such as ``log_weights.exp()``, are shared, since torch cannot deep-copy a non-leaf tensor."""
         weights = copy.deepcopy(self.weights, memo) if self.weights.is_leaf else self.weights
-        return PixelGraph(self.height, self.width, self.radius, self.neighborhood, weights, self.weight_name)
+        return PixelGraph(*self._key(), weights, self.weight_name, self.edges)
+
+    def _key(self) -> tuple[tuple[int, ...], int, Neighborhood]:
+        return self.shape, self.radius, self.neighborhood
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, PixelGraph)
-            and (self.height, self.width, self.offsets) == (other.height, other.width, other.offsets)
+            and (self.shape, self.offsets) == (other.shape, other.offsets)
             and (self.weights is other.weights or bool(torch.equal(self.weights, other.weights)))
+            and (self.edges is None) == (other.edges is None)
+            and (self.edges is None or other.edges is None or bool(torch.equal(self.edges, other.edges)))
         )
 
     def __hash__(self) -> int:
-        return hash((self.height, self.width, self.offsets))
+        return hash((self.shape, self.offsets))
 
     def __repr__(self) -> str:
+        if self.edges is not None:
+            weights = "" if self.weight_name == "constant" else f", weights=<{len(self.edges)} of them>"
+            return f"PixelGraph.from_edges({self.nodes}, edges=<{len(self.edges)} edges>{weights})"
         named = self.weight_name in NAMED_WEIGHTS
         weight = repr(self.weight_name) if named else f"<{self.weight_name}, {len(self.offsets)} relations>"
-        return (
-            f"PixelGraph.grid({self.height}, {self.width}, radius={self.radius}, "
-            f"neighborhood={self.neighborhood!r}, weight={weight})"
-        )
+        maker = self._maker()
+        window = "" if maker == "line" else f"neighborhood={self.neighborhood!r}, "
+        return f"PixelGraph.{maker}({', '.join(map(str, self.shape))}, radius={self.radius}, {window}weight={weight})"
 
 
 @lru_cache(maxsize=256)
-def _offsets(height: int, width: int, radius: int, neighborhood: Neighborhood) -> Offsets:
+def _offsets(shape: tuple[int, ...], radius: int, neighborhood: Neighborhood) -> tuple[tuple[int, ...], ...]:
     """One offset for each pair {o, -o} that joins two pixels of the image, so that every edge is counted once."""
-    rows, columns = min(radius, height - 1), min(radius, width - 1)
+    reaches = [range(-min(radius, size - 1), min(radius, size - 1) + 1) for size in shape]
     return tuple(
-        (dy, dx)
-        for dy in range(rows + 1)
-        for dx in range(-columns, columns + 1)
-        if (dy, dx) > (0, 0) and (neighborhood == "square" or dy * dy + dx * dx <= radius * radius)
+        offset
+        for offset in itertools.product(*reaches)
+        if offset > (0,) * len(shape) and (neighborhood == "square" or sum(o * o for o in offset) <= radius * radius)
     )
 
 
-def _gaussian(radius: int) -> WeightFunction:
+def _edges_of_offsets(shape: tuple[int, ...], offsets: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor]:
+    """All pairs of nodes that the offsets join, and the number of the offset of each. # shape: (E, 2), (E,)"""
+    index, pairs, numbers = torch.arange(math.prod(shape)).reshape(shape), [], []
+    for number, offset in enumerate(offsets):
+        first = index[tuple(slice(max(0, -o), size - max(0, o)) for o, size in zip(offset, shape, strict=True))]
+        second = index[tuple(slice(max(0, o), size - max(0, -o)) for o, size in zip(offset, shape, strict=True))]
+        pairs.append(torch.stack((first.flatten(), second.flatten()), 1))
+        numbers.append(torch.full((first.numel(),), number))
+    return torch.cat(pairs), torch.cat(numbers)
+
+
+def _is_connected(edges: Tensor, nodes: int) -> bool:
+    """By union-find: every node points towards the smallest of its component."""
+    parents = list(range(nodes))
+
+    def root(node: int) -> int:
+        while parents[node] != node:
+            parents[node] = parents[parents[node]]
+            node = parents[node]
+        return node
+
+    left = nodes
+    for i, j in edges.tolist():
+        a, b = sorted((root(i), root(j)))
+        if a != b:
+            parents[b], left = a, left - 1
+    return left == 1
+
+
+def _checked_edges(nodes: int, received: object) -> Tensor:
+    """The edges as int64 on the CPU. # shape: (E, 2)"""
+    expected = "edges must be integers of shape (E, 2), two nodes for each edge"
+    if not isinstance(received, Tensor):
+        raise ValueError(f"{expected}; got {_checks.kind_of(received)}; convert with torch.as_tensor(edges)")
+    _checks.dense("edges", received)
+    if received.is_floating_point() or received.is_complex() or received.dtype == torch.bool:
+        raise ValueError(f"{expected}; got {received.dtype}; convert with .long()")
+    if received.dim() != 2 or received.shape[1] != 2:
+        columns = received.dim() == 2 and received.shape[0] == 2
+        remedy = "transpose it with edges.T" if columns else "stack the two nodes of each edge"
+        raise ValueError(f"{expected}; got shape {tuple(received.shape)}; {remedy}")
+    with torch.inference_mode(False), torch.no_grad():
+        edges = received.detach().cpu().long().clone()
+    if not len(edges):
+        raise ValueError(f"every node must have a neighbor; got no edges for {nodes} nodes; use Euclidean()")
+    outside = ((edges < 0) | (edges >= nodes)).any(1)
+    if bool(outside.any()):
+        pair = tuple(edges[outside][0].tolist())
+        raise ValueError(f"edges must join nodes from 0 to {nodes - 1}; got {pair}; count from 0, or raise nodes")
+    loops = edges[:, 0] == edges[:, 1]
+    if bool(loops.any()):
+        node = int(edges[loops][0, 0])
+        raise ValueError(
+            f"edges must join two different nodes; got ({node}, {node}) and {int(loops.sum()) - 1} more of its kind; "
+            "drop them with edges[edges[:, 0] != edges[:, 1]]"
+        )
+    ordered, counts = torch.unique(edges.sort(1).values, dim=0, return_counts=True)
+    if len(ordered) < len(edges):
+        both = bool((counts == 2).all()) and len(torch.unique(edges, dim=0)) == len(edges)
+        what = "every pair in both directions" if both else f"{tuple(ordered[counts > 1][0].tolist())} more than once"
+        remedy = "keep edges[edges[:, 0] < edges[:, 1]]" if both else "take edges.sort(1).values.unique(dim=0)"
+        raise ValueError(f"edges must have each pair once, in one direction; got {what}; {remedy}")
+    alone = torch.ones(nodes, dtype=torch.bool).index_fill(0, edges.flatten(), False)
+    if bool(alone.any()):
+        raise ValueError(
+            f"every node must have a neighbor; got node {int(alone.nonzero()[0])} without an edge ({int(alone.sum())} in all); "
+            "leave such nodes out, or connect them"
+        )
+    return edges
+
+
+def _gaussian(radius: int) -> Callable[..., float]:
     sigma = radius / 2
-    return lambda dy, dx: math.exp(-(dy * dy + dx * dx) / (2 * sigma * sigma))
+    return lambda *offset: math.exp(-sum(step * step for step in offset) / (2 * sigma * sigma))
 
 
-def _relation_weights(weight: NamedWeight | WeightFunction | Tensor, offsets: Offsets, radius: int) -> tuple[Tensor, str]:
+def _relation_weights(
+    weight: NamedWeight | WeightFunction | Tensor, offsets: tuple[tuple[int, ...], ...], radius: int
+) -> tuple[Tensor, str]:
     """The weights of the relations, and their name in a repr."""
     if isinstance(weight, Tensor):
         _checks.weights(weight, len(offsets))
         return weight, "tensor"
     name: str
+    function: WeightFunction
+    signature = f"({', '.join(('dz', 'dy', 'dx')[-len(offsets[0]) :])}) -> float"
     if isinstance(weight, str):
         _checks.choice("weight", weight, NAMED_WEIGHTS)
-        function, name = (_gaussian(radius) if weight == "gaussian" else lambda dy, dx: 1.0), weight
+        function, name = (_gaussian(radius) if weight == "gaussian" else lambda *offset: 1.0), weight
     elif callable(weight) and not isinstance(weight, type):
         function, name = weight, getattr(weight, "__name__", "function")
         name = "function" if name in NAMED_WEIGHTS else name
     else:
         raise ValueError(
-            "weight must be a name, a function (dy, dx) -> float or a tensor; "
+            f"weight must be a name, a function {signature} or a tensor; "
             f"got {_checks.kind_of(weight)}; {', '.join(map(repr, NAMED_WEIGHTS))} are names"
         )
-    _checks.function("weight", function, "(dy, dx) -> float", 2)
-    weights = torch.tensor([_number(function(dy, dx)) for dy, dx in offsets], dtype=torch.float64)
+    _checks.function("weight", function, signature, len(offsets[0]))
+    weights = torch.tensor([_number(function(*offset)) for offset in offsets], dtype=torch.float64)
     _checks.weights(weights, len(offsets))
     return weights, name
 

@@ -1,6 +1,6 @@
 """Krylov methods for batches of singular systems, one per image and channel, in float64 (docs/maths.md, section 3).
 
-An operator is given by its action, its diagonal and the connected components that span its kernel.
+An operator is given by its action, its diagonal and the connected components that span its kernel, if it has one.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Solution(NamedTuple):
     diagonal: Tensor  # of L
     b_size: Tensor
     l_size: Tensor
+    steps: int = 0
 
     @property
     def x(self) -> Tensor:
@@ -59,16 +60,18 @@ def conjugate_gradients(
     by_edges: Operator,
     b: Tensor,
     diagonal: Tensor,
-    components: Components,
+    components: Components | None,
     mass: float,
     tolerance: float,
+    max_steps: int | None = None,
 ) -> Solution:
     """Solve ``apply(x) = b`` by conjugate gradients, preconditioned by the diagonal.
 
-    The constants of each component are eigenvectors with the eigenvalue ``mass``: that part of b is divided by it, or removed
-    where it is 0, and the rest is solved for. Every channel is a separate system, and stops once its residual is below
-    ``tolerance`` of its right-hand side. What rounding leaves of the constants is removed as well: of a b that has no other
-    part, it would be all that is solved for. Both sides are scaled to size 1, so that no square leaves the range of numbers.
+    Without components the operator is positive definite. With them, the constants of each component are eigenvectors with the
+    eigenvalue ``mass``: that part of b is divided by it, or removed where it is 0, and the rest is solved for. Every channel is
+    a separate system, and stops once its residual is below ``tolerance`` of its right-hand side. What rounding leaves of the
+    constants is removed as well: of a b that has no other part, it would be all that is solved for. Both sides are scaled to
+    size 1, so that no square leaves the range of numbers.
 
     Where pixels differ by many decades, x is large and nearly constant on each bright region: only its differences matter,
     and neighbor sums lose them. So the method restarts from the residual that a loop over edges computes (iterative
@@ -76,38 +79,45 @@ def conjugate_gradients(
     """
     b_size, l_size = _largest(b), _largest(diagonal)
     scaled_b, scale = b / b_size, torch.where(diagonal > 0, diagonal / l_size, 1.0)
-    project = components.remove_means
+    project: Operator = torch.Tensor.clone if components is None else components.remove_means
     rest = project(project(scaled_b))
-    noise = components.sums(rest.abs()) <= 4 * torch.finfo(b.dtype).eps * components.sums(scaled_b.abs())
-    rest = torch.where(noise, 0.0, rest)
+    if components is not None:
+        noise = components.sums(rest.abs()) <= 4 * torch.finfo(b.dtype).eps * components.sums(scaled_b.abs())
+        rest = torch.where(noise, 0.0, rest)
     goal = tolerance**2 * _dot(rest, rest)
-    x, residual = torch.zeros_like(rest), rest
+    x, residual, steps = torch.zeros_like(rest), rest, 0
     for _ in range(_REFINEMENTS):
-        x = project(x + _conjugate_gradients(lambda v: apply(v) / l_size, project, residual, scale, goal))
+        most = 2 * b[0, 0].numel() + 100 if max_steps is None else max_steps - steps
+        correction, taken = _conjugate_gradients(lambda v: apply(v) / l_size, project, residual, scale, goal, most)
+        x, steps = project(x + correction), steps + taken
         residual = project(rest - apply(x) / l_size)
-        if not bool((_dot(residual, residual) > goal).any()):
+        if not bool((_dot(residual, residual) > goal).any()) or steps == max_steps:
             break
         residual = project(rest - by_edges(x) / l_size)
     if mass:
         constants = scaled_b - rest
         x, rest = x + constants * (l_size / mass), scaled_b
-    return Solution(x, rest, residual, scale, b_size, l_size)
+        residual = rest - by_edges(x) / l_size  # beside the large constants of a small mass, the rest of x may be lost
+    return Solution(x, rest, residual, scale, b_size, l_size, steps)
 
 
-def _conjugate_gradients(apply: Operator, project: Operator, r: Tensor, scale: Tensor, goal: Tensor) -> Tensor:
+def _conjugate_gradients(
+    apply: Operator, project: Operator, r: Tensor, scale: Tensor, goal: Tensor, most: int
+) -> tuple[Tensor, int]:
+    """The solution, and the number of steps it took, which is at most ``most``."""
     x, z = torch.zeros_like(r), r / scale
     p, rz = z, _dot(r, z)
-    for _ in range(2 * r[0, 0].numel() + 100):
+    for step in range(most):
         active = _dot(r, r) > goal
         if not bool(active.any()):
-            break
+            return x, step
         q = apply(p)
-        step = _ratio(rz, _dot(p, q)) * active
-        x, r = x + step * p, project(r - step * q)  # rounding brings the kernel back, and dark pixels amplify it
+        length = _ratio(rz, _dot(p, q)) * active
+        x, r = x + length * p, project(r - length * q)  # rounding brings the kernel back, and dark pixels amplify it
         z = r / scale
         rz, before = _dot(r, z), rz
         p = z + _ratio(rz, before) * p
-    return x
+    return x, most
 
 
 def logdet(

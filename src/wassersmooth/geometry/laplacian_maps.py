@@ -31,7 +31,7 @@ from torch import Tensor
 from wassersmooth._torch_internals import transformed
 from wassersmooth.geometry import box_ops
 from wassersmooth.geometry.graph import PixelGraph
-from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
+from wassersmooth.geometry.neighbor_sum import EdgeList, Relation, edge_ends, spread_to_ends
 
 _SMALL_FIELD = 2**16  # elements
 _FEW_RELATIONS = 4  # as many as radius 1 has
@@ -67,8 +67,8 @@ def quadratic(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
-    """The inner product of each pair of images. # shape: (B, C, H, W), both -> (B,)"""
-    return (a * b).sum((1, 2, 3))
+    """The inner product of each pair of images. # shape: (B, ...), both -> (B,)"""
+    return (a * b).sum(tuple(range(1, a.dim())))
 
 
 def _needs_plain_operations(*tensors: Tensor) -> bool:
@@ -79,32 +79,34 @@ def _needs_plain_operations(*tensors: Tensor) -> bool:
 def apply_by_edges(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     """A(u) v by a loop over the relations: slow where there are many, but differentiable in the weights."""
     total, add = torch.zeros_like(v), _edge_accumulator(u, v)
-    for offset, weight in graph.weighted_offsets(v):
-        (u_i, u_j), (v_i, v_j) = edge_ends(u, offset), edge_ends(v, offset)
+    for relation, weight in graph.weighted_relations(v):
+        (u_i, u_j), (v_i, v_j) = edge_ends(u, relation), edge_ends(v, relation)
         flow = weight / 2 * (u_i + u_j) * (v_i - v_j)
-        total = add(total, flow, -flow, offset)
+        total = add(total, flow, -flow, relation)
     return total
 
 
 def carre_du_champ_by_edges(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
     """The carre du champ by a loop over the relations: slow where there are many, but differentiable in the weights."""
     total, add = torch.zeros_like(p), _edge_accumulator(p, q)
-    for offset, weight in graph.weighted_offsets(p):
-        p_i, p_j = edge_ends(p, offset)
+    for relation, weight in graph.weighted_relations(p):
+        p_i, p_j = edge_ends(p, relation)
         difference = p_i - p_j
-        product = weight / 2 * difference * (difference if p is q else torch.sub(*edge_ends(q, offset)))
-        total = add(total, product, product, offset)
+        product = weight / 2 * difference * (difference if p is q else torch.sub(*edge_ends(q, relation)))
+        total = add(total, product, product, relation)
     return total
 
 
-def _edge_accumulator(*fields: Tensor) -> Callable[[Tensor, Tensor, Tensor, tuple[int, int]], Tensor]:
+def _edge_accumulator(*fields: Tensor) -> Callable[[Tensor, Tensor, Tensor, Relation], Tensor]:
     """A function that adds to both ends of a relation's edges; three times faster, in place, if no derivative is recorded."""
 
-    def out_of_place(total: Tensor, first: Tensor, second: Tensor, offset: tuple[int, int]) -> Tensor:
-        return total + spread_to_ends(first, second, offset)
+    def out_of_place(total: Tensor, first: Tensor, second: Tensor, relation: Relation) -> Tensor:
+        return total + spread_to_ends(first, second, relation)
 
-    def in_place(total: Tensor, first: Tensor, second: Tensor, offset: tuple[int, int]) -> Tensor:
-        at_first, at_second = edge_ends(total, offset)
+    def in_place(total: Tensor, first: Tensor, second: Tensor, relation: Relation) -> Tensor:
+        if isinstance(relation, EdgeList):  # its ends are no views
+            return out_of_place(total, first, second, relation)
+        at_first, at_second = edge_ends(total, relation)
         at_first.add_(first)
         at_second.add_(second)
         return total
@@ -116,7 +118,7 @@ def _apply_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     if box_ops.supports(graph, u, v):
         applied: Tensor = box_ops.apply(u, v, graph.stencil.rows, graph.stencil.columns)
         return applied
-    if len(graph.offsets) <= _FEW_RELATIONS:
+    if len(graph.edge_relations) <= _FEW_RELATIONS:
         return apply_by_edges(graph, u, v)
     tiles, dtype = _Tiling(graph), v.dtype
     u, v = tiles.widen(u), tiles.widen(v)
@@ -145,7 +147,7 @@ def _carre_kernel(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
     if box_ops.supports(graph, p, q):
         products: Tensor = box_ops.carre_du_champ(p, q, graph.stencil.rows, graph.stencil.columns)
         return products
-    if len(graph.offsets) <= _FEW_RELATIONS:
+    if len(graph.edge_relations) <= _FEW_RELATIONS:
         return carre_du_champ_by_edges(graph, p, q)
     tiles, dtype, same = _Tiling(graph), p.dtype, p is q
     p, q = tiles.widen(p), tiles.widen(q)

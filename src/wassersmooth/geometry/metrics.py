@@ -1,7 +1,8 @@
 """Metrics: each assigns a cometric to every image.
 
-The theorem holds for any metric, and so does the code: Euclidean and Wasserstein differ in one object. Besides
-:meth:`Metric.cometric`, a metric provides the derivatives of its cometric in the image, which is all that calculus needs.
+The theorem holds for any metric, and so does the code: Euclidean and Wasserstein differ in one object. A metric needs
+:meth:`Metric.evaluate` alone. The derivatives of its cometric in the image, which are all that calculus needs, are derived
+from it by automatic differentiation unless a subclass has a formula.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from torch import Tensor
 
 from wassersmooth import _checks, visibility
 from wassersmooth.geometry import laplacian_maps
-from wassersmooth.geometry.cometric import Cometric, Identity, WeightedLaplacian
-from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.geometry.cometric import LARGEST_DENSE, Cometric, Identity, WeightedLaplacian
+from wassersmooth.geometry.graph import NAMED_WEIGHTS, PixelGraph
 
 Scale = Literal["unit", "paper", "pixels"]
 Reference = Literal["ones"]
 
 SCALES: tuple[Scale, ...] = get_args(Scale)
-LARGEST_DENSE = 4096  # pixels of a channel whose matrix is factored densely: 128 MiB in float64
 
 
 class Metric(ABC):
@@ -50,9 +50,10 @@ class Metric(ABC):
             'Wasserstein(..., reference="ones")'
         )
 
-    @abstractmethod
     def check(self, x: Tensor) -> None:
         """Raise ValueError where the metric is not defined at x."""
+        _checks.batch("images", x, dims=(4, 3, 5))
+        _checks.finite("images", x)
 
     def check_images(self, x: Tensor) -> None:
         """:meth:`check` for the images of an objective: it also warns of, or refuses, a scale that eta is not meant for."""
@@ -62,21 +63,53 @@ class Metric(ABC):
     def evaluate(self, x: Tensor) -> Cometric:
         """L(x) without checking x."""
 
-    @abstractmethod
-    def derivative_mv(self, a: Tensor, v: Tensor) -> Tensor:
-        """The derivative of L along a, applied to v. # shape: as v"""
+    def derivative_mv(self, x: Tensor, a: Tensor, v: Tensor) -> Tensor:
+        """The derivative of L at x along a, applied to v. # shape: as v"""
+        if self.constant:
+            return torch.zeros_like(v)
+        w, again = torch.zeros_like(v).requires_grad_(), torch.is_grad_enabled()
+        with torch.enable_grad():
+            point = _differentiable(x)
+            linear_in_w = torch.autograd.grad(
+                laplacian_maps.inner(w, self.evaluate(point).mv(v)).sum(), point, create_graph=True
+            )
+            (derivative,) = torch.autograd.grad(linear_in_w, w, (a,), create_graph=again)
+        return derivative
 
-    @abstractmethod
-    def derivative_quad(self, p: Tensor, q: Tensor) -> Tensor:
-        """The covector ``p' (dL/dx_k) q``, the adjoint of :meth:`derivative_mv` in a. # shape: as p"""
+    def derivative_quad(self, x: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        """The covector ``p' (dL/dx_k) q`` at x, the adjoint of :meth:`derivative_mv` in a. # shape: as p"""
+        if self.constant:
+            return torch.zeros_like(p)
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            point = _differentiable(x)
+            value = laplacian_maps.inner(p, self.evaluate(point).mv(q)).sum()
+            (derivative,) = torch.autograd.grad(value, point, create_graph=again)
+        return derivative
 
-    @abstractmethod
     def divergence(self, x: Tensor) -> Tensor:
         """``sum_j dL_jk/dx_j``. # shape: as x"""
+        total = torch.zeros_like(x)
+        if self.constant:
+            return total
+        for e in torch.eye(x[0].numel(), dtype=x.dtype, device=x.device):
+            unit = e.reshape(1, *x.shape[1:]).expand_as(x)
+            total = total + self.derivative_mv(x, unit, unit)
+        return total
 
-    @abstractmethod
     def grad_logdet(self, x: Tensor) -> Tensor:
         """The Euclidean gradient of the log-determinant, ``tr(L^+ dL/dx_k)``. # shape: as x"""
+        if self.constant:
+            return torch.zeros_like(x)
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            point = _differentiable(x)
+            (gradient,) = torch.autograd.grad(self.evaluate(point).logdet().sum(), point, create_graph=again)
+        return gradient
+
+
+def _differentiable(x: Tensor) -> Tensor:
+    return x if x.requires_grad else x.detach().requires_grad_()
 
 
 def check_metric(received: object, purpose: str) -> None:
@@ -84,8 +117,8 @@ def check_metric(received: object, purpose: str) -> None:
     _checks.metric(received)
     if not isinstance(received, Metric):
         raise ValueError(
-            f"metric must be Euclidean() or Wasserstein(...), {purpose}; got {type(received).__name__}, which only measures "
-            "gradients; use one of the two"
+            f"metric must be Euclidean(), Wasserstein(...) or Deformations(...), {purpose}; got {type(received).__name__}, "
+            "which only measures gradients; use one of them"
         )
 
 
@@ -98,27 +131,16 @@ class Euclidean(Metric):
         return math.sqrt(2)
 
     def check(self, x: Tensor) -> None:
-        _checks.batch("images", x)
+        _checks.batch("images", x)  # a picture without a batch has as many dimensions as a batch of signals
         _checks.finite("images", x)
 
     def check_images(self, x: Tensor) -> None:
-        _checks.batch("images", x)
+        """Of an objective, which has a label for each: also signals and volumes."""
+        _checks.batch("images", x, dims=(4, 3, 5))
         _checks.expected_pixels("images", x)
 
     def evaluate(self, x: Tensor) -> Identity:
         return Identity(x)
-
-    def derivative_mv(self, a: Tensor, v: Tensor) -> Tensor:
-        return torch.zeros_like(v)
-
-    def derivative_quad(self, p: Tensor, q: Tensor) -> Tensor:
-        return torch.zeros_like(p)
-
-    def divergence(self, x: Tensor) -> Tensor:
-        return torch.zeros_like(x)
-
-    def grad_logdet(self, x: Tensor) -> Tensor:
-        return torch.zeros_like(x)
 
     def __repr__(self) -> str:
         return "Euclidean()"
@@ -156,6 +178,8 @@ class Wasserstein(Metric):
         if not isinstance(graph, PixelGraph):
             raise ValueError(f"graph must be a PixelGraph; got {type(graph).__name__}; build one with PixelGraph.grid(...)")
         _checks.choice("scale", scale, SCALES)
+        if scale == "pixels" and graph.edges is not None:
+            raise ValueError(f"scale='pixels' needs a grid, whose edges have lengths; got {graph!r}; use scale='unit'")
         mass = _checks.non_negative_number("mass", mass, most=torch.finfo(torch.float64).max)
         _checks.choice("uniform", uniform, (False, True))
         self.graph, self.scale, self.mass, self.uniform = graph, scale, float(mass), uniform
@@ -174,10 +198,24 @@ class Wasserstein(Metric):
         self._check(x, _checks.pixels)
 
     def _check(self, x: Tensor, values: Callable[[str, Tensor], None]) -> None:
-        _checks.batch("images", x, self.graph.height, self.graph.width)
+        self.graph.check_batch("images", x)
         self._check_channels(x)
         (_checks.finite if self.constant else values)("images", x)
         self.graph.check_weights()
+        self._check_size_of_weights(x)
+
+    def _check_size_of_weights(self, x: Tensor) -> None:
+        """Refuse weights with which L is no number in the dtype of x: in paper scale, and there alone, it grows with them."""
+        weights = self.graph.weights
+        if self.scale != "paper" or self.graph.weight_name in NAMED_WEIGHTS or not visibility.values_are_visible(weights, x):
+            return
+        s, limits = self.graph.degrees(weights.double()).detach(), torch.finfo(x.dtype)
+        largest = float(s.sum() * s.max() / s.min() * self.graph.weight_unit(s))  # an entry of L at the white image, or more
+        if not limits.tiny <= largest <= limits.max:
+            raise ValueError(
+                f'in scale="paper", L(x) grows with the weights of the graph and must be within the range of {x.dtype}; got '
+                f'entries of about {largest:.1g}; use weights nearer to 1, or scale="unit", which does not depend on their size'
+            )
 
     def _check_channels(self, x: Tensor) -> None:
         if isinstance(self.reference, Tensor) and len(self.reference) != x.shape[1]:
@@ -197,24 +235,30 @@ class Wasserstein(Metric):
     def w1_constant(self) -> float:
         if not self.constant:
             return super().w1_constant()
-        if self.graph.height * self.graph.width > LARGEST_DENSE:
+        if self.graph.edges is not None or len(self.graph.shape) == 3:
+            raise ValueError(
+                f"the constant between a metric and W1 is for pictures and signals; got {self.graph!r}; use the radius in the "
+                "metric"
+            )
+        if self.graph.nodes > LARGEST_DENSE:
             raise ValueError(
                 f"the constant between a metric and W1 needs a dense matrix, for at most {LARGEST_DENSE} pixels; "
-                f"got {self.graph.height}x{self.graph.width}; certify smaller images, or use the radius in the metric"
+                f"got {'x'.join(map(str, self.graph.shape))}; certify smaller images, or use the radius in the metric"
             )
         channels = len(self.reference) if isinstance(self.reference, Tensor) else 1
-        shape = (1, channels, self.graph.height, self.graph.width)
+        shape = (1, channels, *self.graph.shape)
         return math.sqrt(float(self.cometric(torch.ones(shape, dtype=torch.float64)).adjacent_resistance()))
 
-    def derivative_mv(self, a: Tensor, v: Tensor) -> Tensor:
+    def derivative_mv(self, x: Tensor, a: Tensor, v: Tensor) -> Tensor:
         """L is affine in x: its derivative along a is L(a) without the mass term."""
         if self.constant:
             return torch.zeros_like(v)
-        return laplacian_maps.apply(self.graph, self._density(a), v)
+        return self.graph.to_images(laplacian_maps.apply(self.graph, self._density(a), self.graph.to_field(v)))
 
-    def derivative_quad(self, p: Tensor, q: Tensor) -> Tensor:
+    def derivative_quad(self, x: Tensor, p: Tensor, q: Tensor) -> Tensor:
         if self.constant:
             return torch.zeros_like(p)
+        p, q = self.graph.to_field(p), self.graph.to_field(q)
         return self._density_adjoint(laplacian_maps.carre_du_champ(self.graph, p, q))
 
     def divergence(self, x: Tensor) -> Tensor:
@@ -223,7 +267,8 @@ class Wasserstein(Metric):
             return torch.zeros_like(x)
         mobility = self._mobility(x)
         s = self.graph.degrees(x)
-        return ((s * mobility - self.graph.neighbor_sum(mobility[None, None])[0, 0]) / 2).expand_as(x)
+        change = (s * mobility - self.graph.neighbor_sum(mobility[None, None])[0, 0]) / 2
+        return change.reshape(self.graph.shape).expand_as(x)
 
     def grad_logdet(self, x: Tensor) -> Tensor:
         """(1/2 d_k) sum_j w_kj R_kj, with R the effective resistances. Refused where L(x) is rank-deficient."""
@@ -232,7 +277,11 @@ class Wasserstein(Metric):
         return self._density_adjoint(self.evaluate(x).resistance_sums())
 
     def _density(self, x: Tensor) -> Tensor:
-        """u = x/d, or its scaled or uniform variant: L depends on the image through this linear map alone."""
+        """u = x/d, or its scaled or uniform variant: L depends on the image through this linear map alone.
+
+        # shape: (B, C, *shape of the graph) -> (B, C, height, width)
+        """
+        x = self.graph.to_field(x)
         if self.constant:
             return (self._reference_like(x) * self._mobility(x)).expand_as(x)
         mass = x.mean((-2, -1), keepdim=True).expand_as(x) if self.uniform else x
@@ -240,7 +289,7 @@ class Wasserstein(Metric):
 
     def _density_adjoint(self, c: Tensor) -> Tensor:
         scaled = c * self._mobility(c)
-        return scaled.mean((-2, -1), keepdim=True).expand_as(c) if self.uniform else scaled
+        return self.graph.to_images(scaled.mean((-2, -1), keepdim=True).expand_as(c) if self.uniform else scaled)
 
     def _mobility(self, like: Tensor) -> Tensor:
         """1/d in the chosen scale. # shape: (H, W)"""
@@ -250,14 +299,14 @@ class Wasserstein(Metric):
         return 1 / s if self.scale == "unit" else 1 / (self.graph.diffusivity(like) * s)
 
     def _reference_like(self, x: Tensor) -> Tensor:
-        """The reference image in the dtype and on the device of x. # shape: (C, H, W)"""
+        """The reference image in the dtype and on the device of x. # shape: (C, height, width)"""
         if not isinstance(self.reference, Tensor):
             return torch.ones((1, 1, 1), dtype=x.dtype, device=x.device)
         key = (x.device, x.dtype)
         if key in self._on_device:
             return self._on_device[key]
         with torch.inference_mode(False), torch.no_grad():  # an inference tensor could not be used outside inference mode
-            moved = self.reference.to(device=x.device, dtype=x.dtype)
+            moved = self.graph.to_field(self.reference[None])[0].to(device=x.device, dtype=x.dtype)
         if not visibility.tracing() and not visibility.capturing(x):
             self._on_device[key] = moved
         return moved
@@ -295,10 +344,11 @@ def _checked_reference(received: Tensor | Reference | None, graph: PixelGraph, u
     if isinstance(received, str):
         _checks.choice("reference", received, get_args(Reference))
         return "ones"
-    if not isinstance(received, Tensor) or received.dim() != 3:
+    if not isinstance(received, Tensor) or received.dim() != 1 + len(graph.shape):
         shape = tuple(received.shape) if isinstance(received, Tensor) else type(received).__name__
-        raise ValueError(f'reference must be one image, (C, H, W), or "ones"; got {shape}; an image of a batch is images[0]')
-    _checks.batch("reference", received[None], graph.height, graph.width)
+        one = _checks.SHAPES[2 + len(graph.shape)].replace("B, ", "")
+        raise ValueError(f'reference must be one image, {one}, or "ones"; got {shape}; an image of a batch is images[0]')
+    graph.check_batch("reference", received[None])
     _checks.masses("reference", received)
     if received.requires_grad:
         raise ValueError("reference must be a constant image; got one that requires grad; pass reference.detach()")

@@ -18,6 +18,31 @@ from torch import Tensor
 
 from wassersmooth import visibility
 
+
+class EdgeList:
+    """The edges of a graph that is no grid: pairs of nodes. Fields on its nodes have the shape (..., 1, N).
+
+    Arguments:
+        pairs: the two nodes of each edge. # shape: (E, 2)
+        nodes: their number.
+    """
+
+    def __init__(self, pairs: Tensor, nodes: int) -> None:
+        self.pairs, self.nodes = pairs, nodes
+        self._ends: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The first and the second node of every edge, on the device of ``like``, copied there once. # shape: (E,), (E,)"""
+        if like.device in self._ends:
+            return self._ends[like.device]
+        with torch.inference_mode(False), torch.no_grad():
+            first, second = self.pairs.to(like.device).T.contiguous().unbind()
+        if not visibility.tracing() and not visibility.capturing(like):
+            self._ends[like.device] = first, second
+        return first, second
+
+
+Relation = tuple[int, int] | EdgeList  # an offset of a grid, with all its edges, or a list of edges
 Offsets = tuple[tuple[int, int], ...]
 
 
@@ -144,28 +169,57 @@ class Direct(NeighborSum):
         return self.kernel.to(device)
 
 
-def edge_ends(field: Tensor, offset: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Views of ``field_i`` and ``field_(i + offset)``, the values at the two ends of every edge of a relation."""
-    dy, dx = offset
+class EdgeSum(NeighborSum):
+    """Sums over a list of edges, which :func:`relation_sum` computes: this has no reach, and no other stencil fits."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 0)
+
+    def along_rows(self, field: Tensor) -> Tensor:
+        raise NotImplementedError("a list of edges has no rows; use relation_sum")
+
+    def along_columns(self, field: Tensor) -> Tensor:
+        raise NotImplementedError("a list of edges has no columns; use relation_sum")
+
+
+def edge_ends(field: Tensor, relation: Relation) -> tuple[Tensor, Tensor]:
+    """``field_i`` and ``field_j``, the values at the two ends of every edge of a relation. At an offset they are views."""
+    if isinstance(relation, EdgeList):
+        first, second = relation.ends(field)
+        return field[..., first], field[..., second]
+    dy, dx = relation
     height, width = field.shape[-2:]
-    first = field[..., : height - dy, max(0, -dx) : width - max(0, dx)]
-    second = field[..., dy:, max(0, dx) : width - max(0, -dx)]
-    return first, second
+    return field[..., : height - dy, max(0, -dx) : width - max(0, dx)], field[..., dy:, max(0, dx) : width - max(0, -dx)]
 
 
-def spread_to_ends(first: Tensor, second: Tensor, offset: tuple[int, int]) -> Tensor:
+def spread_to_ends(first: Tensor, second: Tensor, relation: Relation) -> Tensor:
     """Add values at both ends of every edge of a relation: the adjoint of :func:`edge_ends`."""
-    dy, dx = offset
+    if isinstance(relation, EdgeList):
+        i, j = relation.ends(first)
+        return first.new_zeros(*first.shape[:-1], relation.nodes).index_add(-1, i, first).index_add(-1, j, second)
+    dy, dx = relation
     right, left = max(0, dx), max(0, -dx)
     return F.pad(first, (left, right, 0, dy)) + F.pad(second, (right, left, dy, 0))
 
 
-def relation_sum(weighted_offsets: Iterable[tuple[tuple[int, int], Tensor]], field: Tensor) -> Tensor:
-    """The neighbor sum by a loop over the relations: slow, but differentiable in the weights."""
+def lower_to_least(labels: Tensor, least: Tensor, relation: Relation) -> Tensor:
+    """Lower the labels at both ends of every edge of a relation to those of the edge, where these are smaller."""
+    if isinstance(relation, EdgeList):
+        for nodes in relation.ends(labels):
+            labels = labels.scatter_reduce(-1, nodes.expand_as(least), least, "amin")
+        return labels
+    lowered = labels.clone()
+    for end in edge_ends(lowered, relation):
+        end.copy_(torch.minimum(end, least))
+    return lowered
+
+
+def relation_sum(weighted_relations: Iterable[tuple[Relation, Tensor]], field: Tensor) -> Tensor:
+    """The neighbor sum by a loop over the relations: slow where there are many, but differentiable in the weights."""
     total = torch.zeros_like(field)
-    for offset, weight in weighted_offsets:
-        first, second = edge_ends(field, offset)
-        total = total + spread_to_ends(weight * second, weight * first, offset)
+    for relation, weight in weighted_relations:
+        first, second = edge_ends(field, relation)
+        total = total + spread_to_ends(weight * second, weight * first, relation)
     return total
 
 

@@ -56,7 +56,7 @@ class LengthOfGradient:
 
 
 def evaluate_unchecked(metric: PenaltyMetric, x: Tensor) -> CovectorNorm:
-    """The norm at images that were checked before. Metrics of this library have ``evaluate``, which reads no values and so
+    """The norm at images that have been checked. Metrics of this library have ``evaluate``, which reads no values and so
     does not wait for the device."""
     norm: CovectorNorm = getattr(metric, "evaluate", metric.cometric)(x)
     return norm
@@ -90,7 +90,7 @@ class DualNorm:
     that eta means the same as with ``Euclidean()``.
 
     Arguments:
-        norm: the norm of the attack; ``"linf"`` is the one that is neither Euclidean nor Wasserstein.
+        norm: the norm of the attack, ``"linf"``. For L2 attacks use ``Euclidean()``, which is its own dual.
     """
 
     norm: AttackNorm = "linf"
@@ -103,11 +103,11 @@ class DualNorm:
         return SquaredL1()
 
     def check(self, x: Tensor) -> None:
-        _checks.batch("images", x)
+        _checks.batch("images", x, dims=(4, 3, 5))
         _checks.finite("images", x)
 
     def check_images(self, x: Tensor) -> None:
-        _checks.batch("images", x)
+        _checks.batch("images", x, dims=(4, 3, 5))
         _checks.expected_pixels("images", x)
 
     def evaluate(self, x: Tensor) -> SquaredL1:
@@ -134,7 +134,7 @@ class Unsquared:
 
 @dataclass(frozen=True)
 class Length:
-    """The square root of another norm's ``quad``. Where that is zero, so is the derivative: no direction is longer.
+    """The square root of another norm's ``quad``. Where that is zero, the derivative is taken to be zero, a subgradient.
 
     A norm may define ``rounding(v)``, the largest ``quad`` that rounding of v alone can produce. Values up to it count as
     zero, since :meth:`mv` has no meaningful direction there.
@@ -151,14 +151,20 @@ class Length:
     def mv(self, v: Tensor) -> Tensor:
         length = self.quad(v)
         zero = length == 0
-        return self.norm.mv(v) * (~zero / (2 * torch.where(zero, 1.0, length))).view(-1, 1, 1, 1)
+        factor = ~zero / (2 * torch.where(zero, 1.0, length))
+        return self.norm.mv(v) * factor.reshape(-1, *[1] * (v.dim() - 1))
 
 
 class SquaredL1:
     """``(pi/2) |g|_1^2 / N``: not quadratic, but homogeneous of degree two, which is all that a gradient penalty needs."""
 
     def quad(self, v: Tensor) -> Tensor:
-        return math.pi / 2 * v.abs().sum((1, 2, 3)).square() / v[0].numel()
+        return math.pi / 2 * v.abs().sum(_values(v)).square() / v[0].numel()
 
     def mv(self, v: Tensor) -> Tensor:
-        return math.pi / 2 * v.sign() * v.abs().sum((1, 2, 3), keepdim=True) / v[0].numel()
+        return math.pi / 2 * v.sign() * v.abs().sum(_values(v), keepdim=True) / v[0].numel()
+
+
+def _values(v: Tensor) -> tuple[int, ...]:
+    """The dimensions of an image."""
+    return tuple(range(1, v.dim()))

@@ -14,11 +14,12 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor, nn
 
+from wassersmooth._torch_internals import without_compile
 from wassersmooth.geometry.randomness import standard_normal
 from wassersmooth.learning.attention import unfused_attention
 from wassersmooth.learning.forward_mode_lock import exclusive_forward_mode
 from wassersmooth.learning.forward_mode_ops import forward_mode_safe, twice_differentiable
-from wassersmooth.learning.wrappers import unwrap, without_compile
+from wassersmooth.learning.wrappers import unwrap
 from wassersmooth.model_state import RandomState, call_model, logits_of, preserve_state
 
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]

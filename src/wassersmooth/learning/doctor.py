@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from wassersmooth import _checks, _model_checks
+from wassersmooth._torch_internals import without_compile
 from wassersmooth.geometry.metrics import Euclidean
 from wassersmooth.learning import engines
 from wassersmooth.learning.covector_norms import PenaltyMetric, check_images
@@ -21,7 +22,7 @@ from wassersmooth.learning.gradient_gap import IMAGES, TOLERANCE, gap, penalty_g
 from wassersmooth.learning.losses import Loss, NamedLoss
 from wassersmooth.learning.objective import Objective
 from wassersmooth.learning.objectives import GradientPenalty, Plain
-from wassersmooth.learning.wrappers import is_compiled, refuse_unsupported_wrappers, unwrap, without_compile
+from wassersmooth.learning.wrappers import is_compiled, refuse_unsupported_wrappers, unwrap
 from wassersmooth.model_state import call_model, preserve_state
 from wassersmooth.normalized import find_normalization
 
@@ -48,7 +49,7 @@ class Diagnosis:
         engine: the engine to choose; None where none works.
         step_seconds: the time of a step (forward and backward) of plain training and of each engine that runs.
         gaps: how far each engine's gradient is from double backward, relative; from forward mode where that fails. Finite
-            differences are never the truth, so an engine without a gap could not be verified.
+            differences never serve as the reference, so an engine without a gap could not be verified.
     """
 
     findings: tuple[Remark, ...]
@@ -182,7 +183,7 @@ def _wrappers(model: nn.Module) -> list[Remark]:
     except ValueError as error:
         findings.append(Remark(PROBLEM, "DDP", str(error)))
     if is_compiled(model):
-        text = "compiled by itself: only finite_difference supports that; compile the whole step with forward_mode instead"
+        text = "compiled on its own: only finite_difference supports that; compile the whole step with forward_mode instead"
         findings.append(Remark(NOTE, "torch.compile", text))
     return findings
 

@@ -205,11 +205,11 @@ class FiniteDifference(Engine):
         gives the right sum.
         """
         relative = self.step or torch.finfo(outputs_dtype).eps ** (1 / 3 if self.central else 1 / 2)
-        dims = (0, 1, 2, 3) if together else (1, 2, 3)
+        dims = tuple(range(0 if together else 1, images.dim()))
         size = images.detach().square().mean(dims, keepdim=True).sqrt().clamp_min(1e-3)  # a black image has no scale
         length = v.square().mean(dims, keepdim=True).sqrt()
         h = relative * size / torch.where(length > 0, length, size)  # without a gradient any step is right
-        return h.expand(len(images), 1, 1, 1)
+        return h.expand(len(images), *[1] * (images.dim() - 1))
 
 
 BY_NAME: dict[EngineName, Engine] = {engine.name: engine for engine in (DoubleBackward(), ForwardMode(), FiniteDifference())}
@@ -233,9 +233,9 @@ def refuse_compilation(model: nn.Module, name: str | None) -> None:
     refuse_transforms()
     if torch.compiler.is_compiling() and name != "forward_mode":
         raise RuntimeError(
-            "torch.compile cannot follow this objective; leave it out of the compiled function"
+            "torch.compile cannot trace this objective; leave it out of the compiled function"
             if name is None
-            else f"torch.compile cannot follow engine={name!r}; use engine='forward_mode', which compiles as one graph with "
+            else f"torch.compile cannot trace engine={name!r}; use engine='forward_mode', which compiles as one graph with "
             "the whole step, or leave the objective out of the compiled function"
         )
     if torch.compiler.is_compiling() and isinstance(model, DistributedDataParallel):
@@ -245,9 +245,9 @@ def refuse_compilation(model: nn.Module, name: str | None) -> None:
         )
     if not torch.compiler.is_compiling() and is_compiled(model):
         raise RuntimeError(
-            "this objective cannot differentiate a model that was compiled by itself; pass the uncompiled model"
+            "this objective cannot differentiate a model that was compiled on its own; pass the uncompiled model"
             if name is None
-            else f"engine={name!r} cannot differentiate a model that was compiled by itself; pass the uncompiled model "
+            else f"engine={name!r} cannot differentiate a model that was compiled on its own; pass the uncompiled model "
             "and compile the whole step with engine='forward_mode', or use engine='finite_difference'"
         )
 

@@ -33,7 +33,7 @@ class InputFunctions(Protocol):
 
 def projections(outputs: Tensor, coupled: bool, quadratic: bool, generator: torch.Generator | None) -> Tensor | None:
     """Random combinations of the outputs whose squared gradients have the sum over all outputs as mean; None where each output
-    has its own gradient: for few of them, and for lengths that are no quadratic forms.
+    has its own gradient: for few of them, and for lengths that are not quadratic forms.
     # shape: (B, k) -> (PROJECTIONS, 1 or B, k)"""
     if outputs.dim() != 2:
         raise ValueError(f"of='logits' needs outputs of shape (B, k); got {tuple(outputs.shape)}; flatten them in the model")

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from wassersmooth import _checks, _model_checks
+from wassersmooth._torch_internals import pytree
 from wassersmooth.learning import engines, losses, verified_models
 from wassersmooth.learning.engines import Engine, EngineName, FiniteDifference
 from wassersmooth.learning.losses import Loss, NamedLoss
@@ -47,15 +47,15 @@ class GradientObjective(Objective):
     engine: EngineName | Engine = "double_backward"
 
     def __post_init__(self) -> None:
-        if not callable(self.penalty):
-            raise ValueError(
-                f"penalty must be a callable (g, inputs, labels, outputs) -> (B,); got {type(self.penalty).__name__}"
-            )
+        _checks.function("penalty", self.penalty, "(g, inputs, labels, outputs) -> (B,)", 4)
         if self.loss is not None:
             losses.resolve(self.loss)
-        if not callable(self.of) and (self.of != "loss" or self.loss is None):
-            remedy = "; without a loss, pass a callable (outputs, labels) -> (B,)" if self.of == "loss" else ""
-            raise ValueError(f"of must be 'loss' or a callable (outputs, labels) -> (B,); got {self.of!r}{remedy}")
+        named = isinstance(self.of, str) and self.of == "loss"
+        if callable(self.of):
+            _checks.function("of", self.of, "(outputs, labels) -> (B,), or 'loss'", 2)
+        elif not named or self.loss is None:
+            remedy = "; without a loss, pass a callable (outputs, labels) -> (B,)" if named else ""
+            raise ValueError(f"of must be 'loss' or a callable (outputs, labels) -> (B,); got {_checks.shown(self.of)}{remedy}")
         if isinstance(engines.resolve(self.engine), FiniteDifference):
             raise ValueError("engine must be 'double_backward' or 'forward_mode', which are exact; got 'finite_difference'")
 
@@ -132,10 +132,11 @@ def _check_inputs(received: Any) -> None:
     for one in (first, *constants):
         if isinstance(one, Tensor):
             _checks.dense("inputs", one)
-    if not isinstance(first, Tensor) or first.dtype not in _checks.FLOATS or first.dim() == 0 or len(first) == 0:
+    if not isinstance(first, Tensor) or first.dtype not in _checks.FLOATS or first.dim() == 0 or not first.numel():
         got = f"{first.dtype} of {tuple(first.shape)}" if isinstance(first, Tensor) else type(first).__name__
         raise ValueError(
-            f"inputs must be a float32 or float64 tensor (B, ...), or a tuple of such a tensor and constants; got {got}"
+            f"inputs must be a float32 or float64 tensor (B, ...), or a tuple of such a tensor and constants; got {got}; "
+            "convert with .float(), and skip empty batches"
         )
     if others := [type(one).__name__ for one in constants if not isinstance(one, Tensor)]:
         raise ValueError(f"constants besides the inputs must be tensors; got {others[0]}; keep anything else in the model")

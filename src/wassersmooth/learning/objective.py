@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from wassersmooth import _checks, _model_checks
+from wassersmooth._torch_internals import pytree
 from wassersmooth.learning.step_spec import StepSpec
 
 
@@ -52,7 +52,7 @@ class Objective(ABC):
         _model_checks.module(model)
         if not torch.compiler.is_compiling() and not torch.is_inference_mode_enabled():
             _model_checks.differentiable(model)
-        _checks.batch("images", images)
+        _checks.labeled_batch("images", images, labels)
         _model_checks.labels(labels, images)
         self.check(model, images)
 
@@ -78,7 +78,7 @@ class Objective(ABC):
 def no_fast_gradients(received: object) -> ValueError:
     """The error for an objective that cannot be compiled."""
     return ValueError(
-        f"objective must describe its step by step_spec(); got {type(received).__name__}, which has no fast gradients; "
+        f"objective must describe its step by step_spec(); got {_checks.kind_of(received)}, which has no fast gradients; "
         "call the objective"
     )
 

@@ -207,7 +207,7 @@ class DirectionalPenalty(Objective):
 
 def derivative_along(g: Tensor, images: Tensor, labels: Tensor, outputs: Tensor, xi: Tensor) -> Tensor:
     """g . xi of each image. # shape: (B, C, H, W), both -> (B,)"""
-    return (g * xi).sum((1, 2, 3))
+    return (g * xi).flatten(1).sum(1)
 
 
 @dataclass(frozen=True)

@@ -139,18 +139,19 @@ class StepSpec:
     def __post_init__(self) -> None:
         if any(isinstance(strength, Tensor) and strength.requires_grad for strength in self.strengths):
             raise ValueError(
-                "fast gradients are for noise whose eta is not learned; got one that requires grad; call the objective, or "
-                "pass eta.detach()"
+                "fast gradients need noise with a fixed eta; got one that requires grad; call the objective, or pass "
+                "eta.detach()"
             )
         if self.learned and not isinstance(self.penalty, GradientTerm):
             raise ValueError(
-                f"fast gradients with a {type(self.penalty).__name__} are for an eta and graph weights that are not learned; "
-                "got some that require grad; call the objective, or pass them detached"
+                f"fast gradients with a {type(self.penalty).__name__} need a fixed eta and fixed graph weights; got some "
+                "that require grad; call the objective, or pass them detached"
             )
         if any(not tensor.is_leaf for tensor in self.learned):
             raise ValueError(
-                "fast gradients fill the grad of an eta or of graph weights that are leaves; got some that were computed "
-                "from others, such as log_weights.exp(); call the objective, or learn the tensor itself and keep it positive"
+                "fast gradients fill the grad of an eta and of graph weights, which must be leaves; got some that were "
+                "computed from others, such as log_weights.exp(); call the objective, or learn the tensor itself and keep it "
+                "positive"
             )
 
     @property
@@ -172,4 +173,4 @@ class StepSpec:
 def refuse_learned_weights(metric: object) -> None:
     """Raise for noise of a metric whose graph weights require grad: the compiled step does not differentiate the noise."""
     if getattr(getattr(metric, "graph", None), "learned", False):
-        raise ValueError("fast gradients are for noise of fixed graph weights; got some that require grad; call the objective")
+        raise ValueError("fast gradients need noise with fixed graph weights; got some that require grad; call the objective")

@@ -91,7 +91,7 @@ class Tikhonov(Objective):
     def step_spec(self) -> StepSpec:
         if self.laplacian == "beltrami" or self.probes is None:
             raise ValueError(
-                "fast gradients of Tikhonov are for laplacian='additive' or None and a number of probes; "
+                "fast gradients of Tikhonov need laplacian='additive' or None, and a number of probes; "
                 f"got laplacian={self.laplacian!r}, probes={self.probes}; call the objective"
             )
         if self.laplacian is None:

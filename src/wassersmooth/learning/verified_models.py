@@ -1,4 +1,4 @@
-"""The memory of which models have been verified in forward mode or by finite differences.
+"""Remember which models have been verified in forward mode or by finite differences.
 
 Forward mode can be silently wrong in untested kernels. A model made of tested modules, with functions of this library, needs no
 verification; any other is compared with double backward on a few images of its first batch, and refused by name if it differs.
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.modules import batchnorm, instancenorm
 
 from wassersmooth import visibility
-from wassersmooth._torch_internals import has_forward_hooks
+from wassersmooth._torch_internals import has_forward_hooks, without_compile
 from wassersmooth.learning import engines, gradient_gap
 from wassersmooth.learning.engines import FiniteDifference, ForwardMode
 from wassersmooth.learning.objective import first_input
-from wassersmooth.learning.wrappers import unwrap, without_compile
+from wassersmooth.learning.wrappers import unwrap
 from wassersmooth.normalized import Normalized
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def verify_once(
     if not isinstance(engine, ForwardMode | FiniteDifference) or not engine.verify or visibility.recording(first):
         return
     inner = unwrap(model)
+    if not any(parameter.requires_grad for parameter in inner.parameters()):
+        return  # there are no gradients to compare
     if isinstance(engine, ForwardMode) and not functions and is_tested(inner):
         return
     modes = (engine, first.is_contiguous(), *(module.training for module in inner.modules()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from wassersmooth._torch_internals import was_compiled
+
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside a DistributedDataParallel, or inside a DataParallel on at most one device.
@@ -48,19 +50,9 @@ def refuse_unsupported_wrappers(model: nn.Module) -> None:
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether some part of the model was compiled, by torch.compile(model) or model.compile()."""
-    return any(_compiled(module) for module in model.modules())
-
-
-def without_compile(model: nn.Module) -> nn.Module:
-    """The module inside torch.compile(model)."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
+    return any(was_compiled(module) for module in model.modules())
 
 
 def _is_sharded(module: nn.Module) -> bool:
     """Whether a module is in FullyShardedDataParallel, or was passed to fully_shard, which changes its class."""
     return any(kind.__module__.startswith("torch.distributed.fsdp.") for kind in type(module).__mro__)
-
-
-def _compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

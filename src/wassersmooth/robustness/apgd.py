@@ -6,6 +6,7 @@ whose loss has risen in too few of the steps since the last checkpoint, or whose
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,8 @@ class APGD(Search):
     def start(self, model: nn.Module, state: State, generator: torch.Generator | None) -> None:
         x = random_boundary_point(state["original"], self.epsilon, self.norm, generator)
         state["x"], state["previous"], state["best"] = x, x.clone(), x.clone()
+        if self.draws > 1:
+            state["fooling_value"] = x.new_full((len(x),), -torch.inf)
         values, state["g"] = self._ask(model, state)
         state["best_g"] = state["g"].clone()
         state["value"], state["best_value"], state["checked_value"] = values, values.clone(), values.clone()
@@ -94,14 +97,33 @@ class APGD(Search):
         def loss(outputs: Tensor) -> Tensor:
             return objective_value(outputs, state["label"], state["target"], self.objective)
 
-        x, g = state["x"], torch.zeros_like(state["x"])
-        for _ in range(self.draws):
-            outputs, values, one = loss_and_gradient(model, x, loss, scaled=self.objective == "cross_entropy")
-            g += one.nan_to_num(0.0, 0.0, 0.0)
-        new = fooled(outputs, state["label"]) & ~state["fallen"]
-        keep(state, "found", new, x)
-        state["fallen"] |= new
-        return values, g / self.draws if self.draws > 1 else g
+        outputs, values, g = self._one_draw(model, state["x"], loss)
+        for _ in range(self.draws - 1):
+            more = self._one_draw(model, state["x"], loss)
+            outputs, values, g = outputs + more[0], values + more[1], g + more[2]
+        wrong = fooled(outputs, state["label"])  # the sum of the scores has the same largest one as their mean
+        if self.draws == 1:
+            new = wrong & ~state["fallen"]
+            state["fallen"] |= new
+        else:
+            values, g = values / self.draws, g / self.draws
+            new = self._better(state, wrong, values)
+        keep(state, "found", new, state["x"])
+        return values, g
+
+    def _one_draw(self, model: nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        outputs, values, g = loss_and_gradient(model, x, loss, scaled=self.objective == "cross_entropy")
+        return outputs, values, g.nan_to_num(0.0, 0.0, 0.0)
+
+    def _better(self, state: State, wrong: Tensor, values: Tensor) -> Tensor:
+        """Which images fool a random model with a larger loss than before. # shape: (B,) bool
+
+        What fools it by a narrow margin may not do so in the next draw, so the search goes on to its end.
+        """
+        new = wrong & ~state["fallen"] & (values > state["fooling_value"])
+        keep(state, "fooling_value", new, values)
+        state["fallen"] |= (state["fooling_value"] > -torch.inf) & (state["turn"] + 1 >= self.iterations)
+        return new
 
 
 def objective_value(outputs: Tensor, labels: Tensor, targets: Tensor, objective: Objective) -> Tensor:

@@ -53,7 +53,7 @@ class Attack(ABC):
             generator: the source of random starts. Without one it is the global random state, which is restored
                 afterwards, so two calls in a row start at the same points.
         """
-        _checks.batch("images", images)
+        _checks.batch("images", images, dims=self.image_dims)
         _model_checks.class_labels(labels, images)
         _model_checks.same_device(model, images)
         _checks.pixels("images", images)
@@ -66,6 +66,11 @@ class Attack(ABC):
     def attacked_labels(self, model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
         """The classes that the attack leads away from, or to if it is targeted: the labels. # shape: (B,)"""
         return labels
+
+    @property
+    def image_dims(self) -> tuple[int, ...]:
+        """How many dimensions the images may have: pictures have 4."""
+        return (4,)
 
     @abstractmethod
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks, _model_checks
-from wassersmooth.geometry.metrics import Metric, Wasserstein
+from wassersmooth.geometry.cometric import LARGEST_DENSE
+from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
 from wassersmooth.geometry.neighbor_sum import edge_ends
-from wassersmooth.model_state import logits_of, preserve_state
+from wassersmooth.model_state import call_model, logits_of, preserve_state
 from wassersmooth.robustness.intervals import binomial_lower, wilson
 from wassersmooth.robustness.model_queries import allowed_difference
 from wassersmooth.robustness.smoothing import (
@@ -37,7 +38,7 @@ Unit = Literal["metric", "w1", "relative_w1", "geodesic", "l2", "pixels"]
 
 UNITS: tuple[Unit, ...] = get_args(Unit)
 UNIT_TITLES: dict[Unit, str] = {
-    "metric": "metric",
+    "metric": "the metric",
     "w1": "W1 (mass x pixels)",
     "relative_w1": "relative W1 (pixels)",
     "geodesic": "geodesic distance",
@@ -47,7 +48,7 @@ UNIT_TITLES: dict[Unit, str] = {
 BLOCK = 100  # draws that one call of a generator makes: whole blocks make results independent of the batch size
 CHUNK = 64  # images whose votes are counted before progress is reported
 SCORE_TOLERANCE = 0.01  # relative to the spread of the scores: sums in another order, in bfloat16
-CHECKED_IMAGES = 16  # noisy images on which the model is asked twice
+CHECKED_IMAGES = 16  # noisy images on which the model is asked twice, or as many as a smaller batch has
 
 
 class CertifiedAccuracy(NamedTuple):
@@ -113,7 +114,7 @@ class Certificates:
         if not free:
             return radii
         white = Wasserstein(self.metric.graph, self.metric.scale, self.metric.mass, reference="ones")
-        point = torch.ones(1, 1, self.metric.graph.height, self.metric.graph.width, dtype=torch.float64)
+        point = torch.ones(1, 1, *self.metric.graph.shape, dtype=torch.float64)
         largest = float(white.cometric(point).diagonal().detach().max())
         return radii / (1 + radii * math.sqrt(largest) / 2).sqrt()
 
@@ -123,6 +124,11 @@ class Certificates:
         With a mass term m they are ``sqrt(m)`` times the radii. Without one they are 0: no ball of the Euclidean norm is
         covered, since it holds perturbations that change the mass, which are outside the range of L.
         """
+        if not isinstance(self.metric, Wasserstein | Euclidean):
+            raise ValueError(
+                f"radii in the Euclidean norm are for Euclidean() and Wasserstein(...); got {self.metric!r}; use .radii, which "
+                "are lengths in that metric"
+            )
         factor = math.sqrt(self.metric.mass) if isinstance(self.metric, Wasserstein) else 1.0
         return factor * self.radii
 
@@ -155,7 +161,7 @@ class Certificates:
         right = self._right(labels)
         try:
             asked = torch.as_tensor(radii, dtype=torch.float64, device=right.device)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError(
                 f"radii must be numbers, one or several; got {_checks.shown(radii)}; such as [0.0, 0.5, 1.0]"
             ) from error
@@ -187,9 +193,7 @@ class Certificates:
             "|---|---|---|---|---|",
         ]
         right = self._right(labels)
-        for unit in UNITS if bool(right.any()) else ():
-            if unit == "pixels" and getattr(self.metric, "scale", "") != "pixels":
-                continue
+        for unit in units_of(self.metric) if bool(right.any()) else ():
             held = self.in_unit(unit)[right].double()
             marks = held.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=held.dtype, device=held.device))
             shares = self.accuracy(labels, marks, unit).percent.tolist()
@@ -214,7 +218,7 @@ class Certificates:
         drawn = [one.cpu().numpy() for one in curve]
         axes.plot(radii.numpy(), drawn[0], label=f"sigma {self.sigma:g}")
         axes.fill_between(radii.numpy(), drawn[1], drawn[2], alpha=0.2, linewidth=0)
-        axes.set_xlabel(f"radius in {UNIT_TITLES[unit]}" if unit != "metric" else "radius in the metric")
+        axes.set_xlabel(f"radius in {UNIT_TITLES[unit]}")
         axes.set_ylabel("certified accuracy (%)")
         axes.set_ylim(0, 100)
         axes.set_xlim(0, top)
@@ -272,7 +276,7 @@ def certify(
             afterwards, so two calls in a row give the same.
         progress: called as ``progress(images done, images in all)``.
     """
-    _checks.batch("images", images)
+    _checks.batch("images", images, dims=(4, 3, 5))
     _model_checks.same_device(model, images)
     check_certifiable(metric)
     sigma = check_sigma(sigma)
@@ -306,8 +310,8 @@ def certify(
         samples=samples,
         select=select,
         alpha=alpha,
-        masses=images.detach().double().sum((2, 3)),
-        pixels_per_channel=images.shape[2] * images.shape[3],
+        masses=images.detach().double().flatten(2).sum(2),
+        pixels_per_channel=math.prod(images.shape[2:]),
     )
 
 
@@ -437,15 +441,16 @@ class VoteCounter:
 
     def _check_model(self) -> int:
         """The number of classes, after checking that the scores of an image depend on it alone."""
-        which = torch.arange(CHECKED_IMAGES, device=self.images.device) % len(self.images)
-        noise = torch.empty(CHECKED_IMAGES, *self.images.shape[1:], dtype=self.images.dtype, device=self.images.device)
+        count = min(CHECKED_IMAGES, max(2, self.batch_size))
+        which = torch.arange(count, device=self.images.device) % len(self.images)
+        noise = torch.empty(count, *self.images.shape[1:], dtype=self.images.dtype, device=self.images.device)
         generator = torch.Generator(self.images.device).manual_seed(0)
-        self.noise.fill(noise, [(0, CHECKED_IMAGES, generator)])
+        self.noise.fill(noise, [(0, count, generator)])
         noisy = self._noisy(which, noise)
-        half = CHECKED_IMAGES // 2
-        scores, again = (check_scores(logits_of(self.model(noisy.clone())), noisy) for _ in range(2))
+        half = count // 2
+        scores, again = (check_scores(call_model(self.model, noisy), noisy) for _ in range(2))
         # Next to negatives, in a batch of the same size: the same kernels run, so rounding is the same.
-        elsewhere = check_scores(logits_of(self.model(torch.cat((noisy[:half], 1 - noisy[half:])))), noisy)
+        elsewhere = check_scores(call_model(self.model, torch.cat((noisy[:half], 1 - noisy[half:]))), noisy)
         for part, other, problem in (
             (scores, again, "gives other scores to the same images when it is asked again: it draws random numbers"),
             (scores[:half], elsewhere[:half], "gives other scores to an image next to others: its images are not independent"),
@@ -462,6 +467,15 @@ class VoteCounter:
         return scores.shape[1]
 
 
+def units_of(metric: Metric) -> tuple[Unit, ...]:
+    """The units in which radii of a metric are known: W1 needs its constant, and pixels need that scale."""
+    if not isinstance(metric, Wasserstein):
+        return tuple(unit for unit in UNITS if unit != "pixels")
+    large = metric.graph.height * metric.graph.width > LARGEST_DENSE
+    missing = {"w1", "relative_w1"} if large else set()
+    return tuple(unit for unit in UNITS if unit not in missing and (unit != "pixels" or metric.scale == "pixels"))
+
+
 def _refuse_training_mode(model: nn.Module) -> None:
     training = next((name or "the model" for name, module in model.named_modules() if module.training), None)
     if training is not None:
@@ -475,7 +489,7 @@ def _white_over(metric: Wasserstein) -> float:
     ones = torch.ones_like(metric.reference, dtype=torch.float64)[None]
     white = Wasserstein(metric.graph, metric.scale).evaluate(ones).u
     dark = metric.evaluate(ones).u
-    ratios = [torch.add(*edge_ends(white, o)) / torch.add(*edge_ends(dark, o)) for o in metric.graph.offsets]
+    ratios = [torch.add(*edge_ends(white, o)) / torch.add(*edge_ends(dark, o)) for o in metric.graph.edge_relations]
     found = max(float(ratio.detach().max()) for ratio in ratios)
     return max(found, 1.0) if metric.mass else found
 

@@ -63,8 +63,8 @@ def evaluate(
             tables), ``"standard"`` (the paper's with margin-loss, L2 and Wasserstein attacks, noise, deformations) or
             ``"full"`` (the standard one with AutoAttack and common corruptions). Or your own: a
             sequence of attacks, which are named by their repr, or a mapping of names to attacks or any other callables
-            ``(model, images, labels, generator) -> images``. Of attacks in a sequence that differ in epsilon and step alone,
-            each image gets the next larger one only if it stands: ``report.curve`` is then cheap.
+            ``(model, images, labels, generator) -> images``. Of attacks in a sequence, or in units of shift, that differ in
+            epsilon and step alone, each image gets the next larger one only if it stands: ``report.curve`` is then cheap.
         progress: called as ``progress(done, total, name)`` before each measure and once at the end; between the batches of a
             long one again, with the same counts and ``"name, 384 of 2000 images"``.
         generator: where the seed of everything random comes from; without one, the global random state, which is restored.
@@ -72,7 +72,7 @@ def evaluate(
         keep_images: whether the report keeps the perturbed images of every measure.
         autoattack_images: AutoAttack, which is slow, is run on at most that many.
         memory: results found in it are not measured again, and new ones are stored in it as they come. It must belong to this
-            model and these images; a result is found by name and repr, or for a function by its name.
+            model, these images and their labels; a result is found by name and repr, or for a function by its name.
         seed: instead of a generator; ``seed=report.seed`` repeats a report, all other arguments being the same.
     """
     suites.check(suite)
@@ -160,7 +160,8 @@ class _Evaluation:
         # With a std of 1, normalized units are pixel units.
         about = (size, normalization is not None and bool((normalization.std != 1).any()), random)
         plan = {CLEAN: AS_THEY_ARE} | perturbations(self.suite, *about)
-        smaller = _smaller(plan) if isinstance(self.suite, Sequence) and not isinstance(self.suite, str) else {}
+        curves_of_all = isinstance(self.suite, Sequence) and not isinstance(self.suite, str)
+        smaller = _smaller({name: attack for name, attack in plan.items() if curves_of_all or suites.is_shift(attack)})
         axes = [axis for axis, pixels in zip(AXES, reversed(size), strict=True) if pixels > 1]  # one pixel cannot move
         total = len(plan) + len(axes) + 1
 

@@ -1,4 +1,4 @@
-"""FAB (Croce and Hein, 2020): steps to the linearized decision boundary that keep near the original image.
+"""FAB (Croce and Hein, 2020): steps to the linearized decision boundary that stay near the original image.
 
 In each iteration the difference of two scores is replaced by its tangent plane. The current point and the original image are
 projected onto that plane inside the box [0, 1]; the next point lies between both projections, a little beyond the plane. A

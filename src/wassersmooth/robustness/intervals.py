@@ -10,6 +10,8 @@ from torch import Tensor
 from wassersmooth import _checks
 
 Z_95 = 1.959963984540054  # the standard normal exceeds this in absolute value with probability 5 %
+COUNTS = 256  # of successes whose bounds are computed at a time
+EPSILON = torch.finfo(torch.float64).eps
 
 
 def wilson(wrong: int, images: int) -> tuple[float, float]:
@@ -30,19 +32,23 @@ def binomial_lower(successes: Tensor, trials: int, alpha: float) -> Tensor:
     """The one-sided Clopper-Pearson bound: the p at which ``P[Bin(trials, p) >= successes]`` is alpha. # shape: as successes
 
     The true probability is below it with probability at most alpha, whatever it is. The tail is summed exactly from its
-    largest term down, and the bisection returns the lower end of its last interval, at a tail smaller than alpha by 1e-9 of
-    it, which is more than the rounding errors: so it errs on the safe side.
+    largest term down, and the bisection returns the lower end of its last interval, at a tail smaller than alpha by more than
+    the rounding errors: so it errs on the safe side.
     """
     _checks.positive_integer("trials", trials)
     counts, places = torch.unique(successes.detach().cpu(), return_inverse=True)
-    k = counts.double()[:, None]
-    n = float(trials)
+    bounds = torch.cat([_bisected(part.double()[:, None], float(trials), alpha) for part in counts.split(COUNTS)])
+    return bounds[places].to(successes.device)
+
+
+def _bisected(k: Tensor, n: float, alpha: float) -> Tensor:
+    """:func:`binomial_lower` of counts in a column. # shape: (counts, 1) -> (counts,)"""
     log_choose = math.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
-    # Terms fall from j = k on, since p <= k / n; beyond 40 standard deviations of the count they are far below rounding.
-    further = torch.arange(min(trials, int(20 * math.sqrt(n)) + 50), dtype=torch.float64)
+    # Terms fall from j = k on, since p <= k / n; beyond 10 standard deviations of the count they are far below rounding.
+    further = torch.arange(min(int(n), int(5 * math.sqrt(n)) + 50), dtype=torch.float64)
     steps = ((n - k - further).clamp(min=0) / (k + further + 1)).log().cumsum(1)  # log of t_(k+1+j) / t_k, without p
     low, high = torch.zeros_like(k), k / n
-    target = math.log(alpha) - 1e-9
+    target = math.log(alpha) - 1e-9 - 4 * EPSILON * math.lgamma(n + 1)  # the terms of log_choose are the largest numbers here
     for _ in range(64):
         p = (low + high) / 2
         odds = p.log() - (-p).log1p()
@@ -51,8 +57,7 @@ def binomial_lower(successes: Tensor, trials: int, alpha: float) -> Tensor:
         tail = first + torch.cat((torch.zeros_like(k), others), 1).logsumexp(1, keepdim=True)
         below = tail <= target
         low, high = torch.where(below, p, low), torch.where(below, high, p)
-    bounds = torch.where(k > 0, low, 0.0)[:, 0]
-    return bounds[places].to(successes.device)
+    return torch.where(k > 0, low, 0.0)[:, 0]
 
 
 def bootstrap(values: Tensor, generator: torch.Generator | None = None, resamples: int = 2000) -> tuple[float, float]:

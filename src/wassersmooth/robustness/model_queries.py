@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from wassersmooth import _checks, _model_checks
+from wassersmooth._torch_internals import result_dtypes
 from wassersmooth.model_state import call_model, preserve_state
 
 LossName = Literal["cross_entropy", "margin"]
@@ -84,8 +85,10 @@ def loss_per_image(outputs: Tensor, labels: Tensor, loss: AttackLoss) -> Tensor:
 
 
 def check_loss(loss: object) -> None:
-    """Refuse what is neither the name of a loss nor a callable."""
-    if not callable(loss) or isinstance(loss, type):
+    """Refuse what is neither the name of a loss nor a function of outputs and labels."""
+    if callable(loss) and not isinstance(loss, type):
+        _checks.function("loss", loss, f"(outputs, labels) -> (B,) or a name ({', '.join(LOSSES)})", 2)
+    else:
         _checks.choice("loss", loss, LOSSES)
 
 
@@ -145,7 +148,7 @@ def _backward_uses_float16(outputs: Tensor) -> bool:
         node = left.pop()
         if node is None or node in seen:
             continue
-        if any(result.dtype == torch.float16 for result in getattr(node, "_input_metadata", ())):
+        if torch.float16 in result_dtypes(node):
             return True
         seen.add(node)
         left.extend(before for before, _ in node.next_functions)

@@ -32,7 +32,7 @@ def metric_noise(images: Tensor, metric: Metric, size: float, generator: torch.G
     check_metric(metric, "which can draw noise")
     size = _checked(images, size)
     cometric = metric.cometric(images)
-    mean_variance = cometric.diagonal().mean((1, 2, 3), keepdim=True)
+    mean_variance = cometric.diagonal().mean(tuple(range(1, images.dim())), keepdim=True)
     eta = size / torch.where(mean_variance > 0, mean_variance, 1).sqrt()  # a black image gets no noise
     return (images + eta * cometric.sample(generator)).clamp(0, 1)
 

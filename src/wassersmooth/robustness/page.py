@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from wassersmooth import _checks
-from wassersmooth.robustness.summary import CurvePoint, headline
+from wassersmooth.robustness.summary import CurvePoint, error_of_guessing, headline
 from wassersmooth.robustness.svg import DASHES, INK, MARKERS, MUTED, PALETTE, color, panel, to_svg
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def report_page(report: Report, title: str, remark: str = "") -> str:
     clean = report.entries[0]
     drawing = None
     if points := plotted_family(report.curve):
-        chance = None if report.classes is None else 100 * (1 - 1 / report.classes)
+        chance = None if report.classes is None else error_of_guessing(report.classes)
         drawing = curve_drawing([CurveLine(title, 1, with_clean(points, clean.error, clean.low, clean.high))], chance)
     return (
         templates()
@@ -91,7 +91,7 @@ def answers(report: Report) -> tuple[Answer, ...]:
     for point in headline(report.curve)[:1]:
         question = attacked_question(point)
         note = f"{point.low:.1f} to {point.high:.1f} on {point.images:,} images, all attacks up to this size together"
-        attacked = AnswerRow(f"{point.error:.1f} %", note)
+        attacked = AnswerRow(f"{point.error:.1f} %", note, bad=point.high >= error_of_guessing(report.classes))
     trusted = trust(report.verdict)
     return Answer("Clean error", (first,)), Answer(question, (attacked,)), Answer("Can the attacks be trusted?", (trusted,))
 

@@ -126,6 +126,8 @@ class Report:
         return {key: plain[key] for key in plain if key not in PER_IMAGE} | views | {"summary": self.summary}
 
     def to_json(self, indent: int | None = 2) -> str:
+        """The same as JSON; ``indent=None`` is a single line."""
+        _checks.choice("indent", indent, (None, *range(9)))
         return json.dumps(self.to_dict(), indent=indent)
 
     def to_html(self, title: str = "Robustness of a model") -> str:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from wassersmooth import _checks, _model_checks
-from wassersmooth.geometry.metrics import LARGEST_DENSE, Metric, Wasserstein
-from wassersmooth.model_state import logits_of
+from wassersmooth.geometry.cometric import LARGEST_DENSE
+from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
+from wassersmooth.model_state import call_model
 from wassersmooth.precision import without_tf32
 
 KERNEL = 1e-13  # eigenvalues of L below this part of the largest one are zero
@@ -36,11 +37,10 @@ class SmoothingNoise:
 
     def _root(self) -> Tensor | None:
         """sigma L^(1/2) of each channel; None where it is the identity, or too large. # shape: (C or 1, HW, HW)"""
-        height, width = self.like.shape[-2:]
-        if not isinstance(self.metric, Wasserstein) or height * width > LARGEST_DENSE:
+        if not isinstance(self.metric, Wasserstein) or self.metric.graph.nodes > LARGEST_DENSE:
             return None
         channels = self.like.shape[1] if isinstance(self.metric.reference, Tensor) else 1
-        point = torch.ones(1, channels, height, width, dtype=torch.float64, device=self.like.device)
+        point = torch.ones(1, channels, *self.like.shape[2:], dtype=torch.float64, device=self.like.device)
         values, vectors = torch.linalg.eigh(self.metric.evaluate(point).channel_matrices()[0].detach())
         # Rounding must not give the kernel a variance: its root would be 1e-8, and noise would change the mass by that much.
         positive = torch.where(values > KERNEL * values.amax(-1, keepdim=True), values, 0.0)
@@ -55,9 +55,9 @@ class SmoothingNoise:
         never rounded to tf32 or bfloat16: the covariance would then be another one.
         """
         with torch.autocast(noise.device.type, enabled=False), without_tf32(noise):
-            if self.root is None and isinstance(self.metric, Wasserstein):
+            if self.root is None and not isinstance(self.metric, Euclidean):
                 for start, stop, generator in parts:
-                    point = self.like.expand(stop - start, -1, -1, -1)
+                    point = self.like.expand(stop - start, *self.like.shape[1:])
                     noise[start:stop] = self.sigma * self.metric.evaluate(point).sample(generator)
                 return
             white = noise if self.root is None else torch.empty_like(noise)
@@ -77,7 +77,11 @@ class SmoothingNoise:
 
     def scales(self, images: Tensor) -> Tensor | None:
         """What the noise of each image and channel is multiplied by; None for 1. # shape: (B, C, 1, 1)"""
-        return images.mean((-2, -1), keepdim=True).clamp(min=0).sqrt() if self.uniform else None
+        if not self.uniform:
+            return None
+        brightness = images.mean(tuple(range(2, images.dim())), keepdim=True)
+        lit = brightness > 0
+        return torch.where(lit, brightness, 1.0).sqrt() * lit  # at 0 the root has no derivative
 
 
 def check_certifiable(metric: object) -> None:
@@ -168,8 +172,8 @@ class Smoothed(nn.Module):
 
     def _votes(self, images: Tensor, xi: Tensor, scales: Tensor | None) -> Tensor:
         """The number of copies with each class, with the gradient of the sum of their softmax. # shape: (B, K)"""
-        noisy = images[:, None] + (xi if scales is None else scales[:, None] * xi)
-        scores = check_scores(logits_of(self.model(noisy.flatten(0, 1))), noisy.flatten(0, 1))
+        noisy = (images[:, None] + (xi if scales is None else scales[:, None] * xi)).flatten(0, 1)
+        scores = check_scores(call_model(self.model, noisy), noisy)
         finite = scores.isfinite().all(1, keepdim=True)
         counted = F.one_hot(scores.argmax(1), scores.shape[1]) * finite
         single = torch.promote_types(scores.dtype, torch.float32)

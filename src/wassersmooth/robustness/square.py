@@ -127,7 +127,7 @@ class SquareSearch(Search):
         return torch.where(_window(state, *_corner(state, drawn[:, 0:2])), self.epsilon * signs, change)
 
     def _l2_change(self, state: State, drawn: Tensor, signs: Tensor) -> Tensor:
-        """One window takes the mass of another and what the ball has left, in the shape of its own and of a bump."""
+        """Move the squared norm of one window, and what is left of the ball, into another, as a bump added to what is there."""
         change = state["found"] - state["original"]
         row, column = _corner(state, drawn[:, 0:2])
         window, emptied = _window(state, row, column), _window(state, *_corner(state, drawn[:, 2:4]))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wassersmooth.robustness.intervals import wilson
 
+DISPLACEMENT = "pixels of displacement"  # how the units of transport attacks begin whose epsilon is a shift
 PIXELS = ("linf", "pixel")  # the ball that the sentences prefer
 USUAL = {PIXELS: 8 / 255, ("l2", "pixel"): 0.5}  # the epsilon of each ball that published results are about
 
@@ -54,6 +55,8 @@ class CurvePoint:
             return size
         if self.norm == "linf":
             return f"{size} in {self.units} units"
+        if self.units.startswith(DISPLACEMENT):
+            return f"{size} {self.units}"
         norm = {"l2": "an L2", "wasserstein": "a Wasserstein"}.get(self.norm, f"a {self.norm}")
         return f"{norm} distance of {size}" + ("" if self.units == "pixel" else f" ({self.units})")
 
@@ -92,6 +95,11 @@ def headline(curve: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
     return (first,) if second is None else (first, second)
 
 
+def error_of_guessing(classes: int | None) -> float:
+    """In percent; 100 where the number of classes is unknown."""
+    return 100.0 if classes is None else 100 * (1 - 1 / classes)
+
+
 def summarize(
     error: float, high: float, classes: int | None, curve: Sequence[CurvePoint], findings: Sequence[str], told: str | None
 ) -> str:
@@ -104,7 +112,7 @@ def summarize(
         findings: the signs of masking in words.
         told: how the verdict begins where the checks cannot tell masking: the model learned nothing, or too few images.
     """
-    chance = 100.0 if classes is None else 100 * (1 - 1 / classes)
+    chance = error_of_guessing(classes)
     if told is not None and told.startswith("learned nothing"):
         return f"Learned nothing: it gives one answer for all images, and {error:.1f} % of the answers are wrong."
     if high >= chance:

@@ -10,6 +10,10 @@ ball. So each flux is limited instead, as in flux-corrected transport, by
 which keeps every pixel in [0, 1], conserves the mass of each channel, and only lowers the cost. L stays at the original
 image, so the lengths of the steps add up to at most epsilon by the triangle inequality.
 
+Other metrics have no fluxes to limit. There each step is clipped to [0, 1] and the displacement from the original shortened to
+the radius of the ball, which keeps the box, since the original is in it. Clipping leaves the range of a singular L, so L must
+be invertible; closed-form steps (``limited=False``) are for every metric.
+
 With a mass term, ``L + m I``, every pixel also has an edge to its own infinite reservoir, with the flux
 ``t m g_i / sqrt(g' L g)`` at the cost ``F^2 / m``. The same limits apply, and box and ball hold; mass is no longer conserved,
 which is what the mass term is for.
@@ -25,9 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
-from wassersmooth.geometry.cometric import WeightedLaplacian
-from wassersmooth.geometry.metrics import Wasserstein
-from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
+from wassersmooth.geometry.cometric import Cometric, WeightedLaplacian
+from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
+from wassersmooth.geometry.neighbor_sum import Relation, edge_ends, spread_to_ends
 from wassersmooth.robustness.attack_base import Attack
 from wassersmooth.robustness.model_queries import AttackLoss, check_loss
 
@@ -46,7 +50,8 @@ class WassersteinPGD(Attack):
     The part of epsilon that the limits leave unused is passed on to the remaining steps.
 
     Arguments:
-        metric: which pixels exchange mass, and the scale in which epsilon is measured.
+        metric: which pixels exchange mass, and the scale in which epsilon is measured; or another metric that is invertible,
+            such as ``Deformations`` with a mass term or one of your own.
         epsilon: the bound on ``sqrt(xi' L(x)^+ xi)``.
         iterations: the number of steps that share it.
         loss: ``"cross_entropy"``, ``"margin"``, or a callable ``(outputs, labels) -> (B,)``.
@@ -54,7 +59,7 @@ class WassersteinPGD(Attack):
             times the root of the image's mass. It needs ``Wasserstein(..., scale="pixels")``.
     """
 
-    metric: Wasserstein
+    metric: Metric
     epsilon: float
     iterations: int
     loss: AttackLoss = "cross_entropy"
@@ -62,28 +67,38 @@ class WassersteinPGD(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.metric, Wasserstein):
+        if not isinstance(self.metric, Metric) or isinstance(self.metric, Euclidean):
             remedy = "PGD(..., norm='l2') is the attack of the Euclidean metric"
             raise ValueError(f"metric must be a Wasserstein metric; got {_checks.shown(self.metric)}; {remedy}")
         _checks.non_negative_number("epsilon", self.epsilon, "it is a length in the metric, not a number of gray levels")
         _checks.positive_integer("iterations", self.iterations)
         check_loss(self.loss)
         _checks.choice("units", self.units, TRANSPORT_UNITS)
-        if self.units == "shift" and self.metric.scale != "pixels":
+        scale = self.metric.scale if isinstance(self.metric, Wasserstein) else None
+        if self.units == "shift" and scale != "pixels":
             raise ValueError(
-                f"units='shift' needs a metric in pixels, Wasserstein(..., scale='pixels'); got scale={self.metric.scale!r}; "
+                f"units='shift' needs a metric in pixels, Wasserstein(..., scale='pixels'); got scale={scale!r}; "
                 "or use units='metric'"
             )
 
+    @property
+    def image_dims(self) -> tuple[int, ...]:
+        return (2 + len(self.metric.graph.shape),) if isinstance(self.metric, Wasserstein) else (4, 3, 5)
+
     def radius(self, images: Tensor) -> Tensor:
-        """Epsilon in the units of the metric, for each image. # shape: (B, C, H, W) -> (B, 1, 1, 1)"""
-        mass = images.double().sum((1, 2, 3), keepdim=True)
+        """Epsilon in the units of the metric, for each image. # shape: (B, C, H, W) -> (B,)"""
+        mass = images.double().flatten(1).sum(1)
         return self.epsilon * (mass.sqrt() if self.units == "shift" else torch.ones_like(mass))
 
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         self.metric.check(images)
         with torch.no_grad():
-            flow = LimitedFlow(self.metric.evaluate(images.double()), self.radius(images), self.iterations)
+            cometric, radius = self.metric.evaluate(images.double()), self.radius(images)
+        flow: LimitedFlow | ClippedSteps = (
+            LimitedFlow(cometric, radius, self.iterations)
+            if isinstance(cometric, WeightedLaplacian)
+            else ClippedSteps(cometric, radius, self.iterations)
+        )
 
         def step(x: Tensor, g: Tensor) -> Tensor:  # in float64, so that rounding neither creates mass nor leaves the box
             return flow.advance(g.double()).to(x.dtype)
@@ -101,7 +116,7 @@ class WassersteinFGSM(Attack):
             adversarial training: mass and ball hold, pixels may leave the box, and it costs about as much as FGSM.
     """
 
-    metric: Wasserstein
+    metric: Metric
     epsilon: float
     loss: AttackLoss = "cross_entropy"
     limited: bool = True
@@ -111,6 +126,10 @@ class WassersteinFGSM(Attack):
         super().__post_init__()
         self.iterated()  # checks the arguments
         _checks.choice("limited", self.limited, (False, True))
+
+    @property
+    def image_dims(self) -> tuple[int, ...]:
+        return self.iterated().image_dims
 
     def iterated(self) -> WassersteinPGD:
         """The equivalent iterated attack."""
@@ -122,9 +141,10 @@ class WassersteinFGSM(Attack):
         cometric, radius = self.metric.cometric(images), self.iterated().radius(images).to(images.dtype)
 
         def step(x: Tensor, g: Tensor) -> Tensor:
-            g = g / _nonzero(g.abs().amax((1, 2, 3), keepdim=True))  # squares of small gradients underflow
+            each = (-1, *[1] * (g.dim() - 1))
+            g = g / _nonzero(g.abs().flatten(1).amax(1)).reshape(each)  # squares of small gradients underflow
             direction = cometric.mv(g)
-            return x + radius / _nonzero((g * direction).sum((1, 2, 3), keepdim=True)).sqrt() * direction
+            return x + (radius / _nonzero((g * direction).flatten(1).sum(1)).sqrt()).reshape(each) * direction
 
         return self.ascend(model, images, labels, 1, step, self.loss)
 
@@ -134,19 +154,21 @@ class LimitedFlow:
 
     Arguments:
         cometric: L at the original images, in float64; it does not change.
-        radius: the bound on the distance of each image from its original: one number, or one for each. # shape: (B, 1, 1, 1)
+        radius: the bound on the distance of each image from its original: one number, or one for each. # shape: (B,)
         steps: the number of calls of :meth:`advance` that share it.
     """
 
     def __init__(self, cometric: WeightedLaplacian, radius: Tensor | float, steps: int) -> None:
-        self.x = cometric.x
         self.graph, self.u, self.mass = cometric.graph, cometric.u, cometric.mass
-        self.left = torch.ones((len(self.x), 1, 1, 1), dtype=self.x.dtype, device=self.x.device) * radius
+        self.x = self.graph.to_field(cometric.x)
+        left = torch.ones(len(self.x), dtype=self.x.dtype, device=self.x.device) * radius
+        self.left = left[:, None, None, None]
         self.steps = steps
 
     @torch.no_grad()
     def advance(self, g: Tensor) -> Tensor:
         """The images after one more step uphill along g. # shape: (B, C, H, W) -> the same"""
+        g = self.graph.to_field(g)
         g = g / _nonzero(g.abs().amax((1, 2, 3), keepdim=True))  # squares of small gradients underflow
         entering, leaving, length_sq = self._unlimited(g)
         size = self.left / self.steps / _nonzero(length_sq).sqrt()
@@ -156,16 +178,16 @@ class LimitedFlow:
         self.x = self.x + size * change
         self.left = (self.left - size * cost.sqrt()).clamp_(min=0)
         self.steps -= 1
-        return self.x
+        return self.graph.to_images(self.x)
 
     def _unlimited(self, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The mass that would enter and leave each pixel in a unit step, and g' L g."""
         entering, leaving = torch.zeros_like(g), torch.zeros_like(g)
         length_sq = torch.zeros_like(self.left)
-        for offset, flux, difference in self._fluxes(g):
+        for relation, flux, difference in self._fluxes(g):
             forward, backward = flux.clamp(min=0), (-flux).clamp_(min=0)  # into the first end, into the second
-            entering += spread_to_ends(forward, backward, offset)
-            leaving += spread_to_ends(backward, forward, offset)
+            entering += spread_to_ends(forward, backward, relation)
+            leaving += spread_to_ends(backward, forward, relation)
             length_sq += (flux * difference).sum((1, 2, 3), keepdim=True)
         if self.mass:
             source = self.mass * g
@@ -177,11 +199,11 @@ class LimitedFlow:
     def _limited(self, g: Tensor, accept: Tensor, release: Tensor) -> tuple[Tensor, Tensor]:
         """The change of each pixel for a unit step with limited fluxes, and their cost, sum F^2 / Lambda."""
         change, cost = torch.zeros_like(g), torch.zeros_like(self.left)
-        for offset, flux, difference in self._fluxes(g):
-            (accept_i, accept_j), (release_i, release_j) = edge_ends(accept, offset), edge_ends(release, offset)
+        for relation, flux, difference in self._fluxes(g):
+            (accept_i, accept_j), (release_i, release_j) = edge_ends(accept, relation), edge_ends(release, relation)
             share = torch.where(flux > 0, torch.minimum(accept_i, release_j), torch.minimum(accept_j, release_i))
             limited = share * flux
-            change += spread_to_ends(limited, -limited, offset)
+            change += spread_to_ends(limited, -limited, relation)
             cost += (share * limited * difference).sum((1, 2, 3), keepdim=True)
         if self.mass:
             share = torch.where(g > 0, accept, release)
@@ -189,12 +211,44 @@ class LimitedFlow:
             cost += self.mass * (share * g).square().sum((1, 2, 3), keepdim=True)
         return change, cost
 
-    def _fluxes(self, g: Tensor) -> Iterator[tuple[tuple[int, int], Tensor, Tensor]]:
-        """For every relation: its offset, Lambda (g_i - g_j) along its edges, and g_i - g_j."""
-        for offset, weight in self.graph.weighted_offsets(g):
-            (u_i, u_j), (g_i, g_j) = edge_ends(self.u, offset), edge_ends(g, offset)
+    def _fluxes(self, g: Tensor) -> Iterator[tuple[Relation, Tensor, Tensor]]:
+        """For every relation: the relation, Lambda (g_i - g_j) along its edges, and g_i - g_j."""
+        for relation, weight in self.graph.weighted_relations(g):
+            (u_i, u_j), (g_i, g_j) = edge_ends(self.u, relation), edge_ends(g, relation)
             difference = g_i - g_j
-            yield offset, weight * (u_i + u_j) / 2 * difference, difference
+            yield relation, weight * (u_i + u_j) / 2 * difference, difference
+
+
+class ClippedSteps:
+    """Steps of equal length in the ball of any invertible metric, and in [0, 1].
+
+    Arguments:
+        cometric: L at the original images, in float64.
+        radius: the bound on the distance of each image from its original. # shape: (B,)
+        steps: the number of calls of :meth:`advance` that share it.
+    """
+
+    def __init__(self, cometric: Cometric, radius: Tensor, steps: int) -> None:
+        if cometric.singular:
+            raise ValueError(
+                f"a metric whose steps are clipped to [0, 1] must be invertible; got {cometric!r}, which is singular; use one "
+                "with a mass term, or WassersteinFGSM(..., limited=False)"
+            )
+        self.cometric, self.start, self.x = cometric, cometric.x, cometric.x
+        self.radius, self.steps = radius, steps
+
+    @torch.no_grad()
+    def advance(self, g: Tensor) -> Tensor:
+        """The images after one more step uphill along g. # shape: (B, C, H, W) -> the same"""
+        each = (-1, *[1] * (g.dim() - 1))
+        g = g / _nonzero(g.abs().flatten(1).amax(1)).reshape(each)  # squares of small gradients underflow
+        direction = self.cometric.mv(g)
+        size = self.radius / self.steps / _nonzero((g * direction).flatten(1).sum(1)).sqrt()
+        moved = (self.x + size.reshape(each) * direction).clamp(0, 1) - self.start
+        length = self.cometric.norm_sq(moved).sqrt()
+        kept = torch.where(length > SAFETY * self.radius, SAFETY * self.radius / _nonzero(length), 1.0)
+        self.x = self.start + kept.reshape(each) * moved
+        return self.x
 
 
 def _nonzero(value: Tensor) -> Tensor:

@@ -66,7 +66,8 @@ def describe(machine: Machine, device: torch.device) -> str:
     if not (compile or cuda_graph):
         return ""
     methods = [*(["compiled"] if compile else []), *(["replayed as a CUDA graph"] if cuda_graph else [])]
-    return f"fast steps: traced, {' and '.join(methods)}, {machine.precision}; the first step of a run takes up to a minute"
+    first = "one to three minutes, or less than one where torch's compiler has it in its cache" if compile else "seconds"
+    return f"fast steps: traced, {' and '.join(methods)}, {machine.precision}; the first step takes {first}"
 
 
 class EagerStep:

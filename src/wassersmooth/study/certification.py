@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
-from wassersmooth.robustness.certificates import UNIT_TITLES, Certificates, Unit, certify
+from wassersmooth.robustness.certificates import UNIT_TITLES, Certificates, Unit, certify, units_of
 from wassersmooth.study import acceleration, data, durable, figures, provenance
 from wassersmooth.study.config import Data, Machine
 from wassersmooth.study.console import Console
@@ -33,7 +33,6 @@ from wassersmooth.study.stored_json import one_line, parse
 IMAGES = 500  # at most, of the test set, by content, where no number is asked for
 ROWS = {"cpu": 25, "cuda": 250}  # images that are certified between two writes
 SEED = 0
-UNITS: tuple[Unit, ...] = ("metric", "w1", "relative_w1", "geodesic", "l2")
 LIMITS = """\
 Each radius holds with probability 1 - alpha, for the vote of the network over noise and not for the network itself. Without a
 mass term, perturbations that create or remove mass are not covered: brightness, clipping, white noise. Geodesic radii are for
@@ -177,7 +176,7 @@ def _assembled(rows: Sequence[Mapping[str, Any]], part: Part, smoothing: Smoothi
 
 def _record(found: Certificates, labels: Tensor, smoothing: Smoothing) -> dict[str, Any]:
     """What certificates.json holds of a smoothing."""
-    radii = {unit: found.in_unit(unit).tolist() for unit in UNITS}
+    radii = {unit: found.in_unit(unit).tolist() for unit in units_of(found.metric)}
     return {
         **dataclasses.asdict(smoothing),
         "metric": repr(found.metric),
@@ -190,16 +189,17 @@ def _record(found: Certificates, labels: Tensor, smoothing: Smoothing) -> dict[s
 
 
 def _median_line(found: Certificates, labels: Tensor) -> str:
-    held = torch.where(found.classes == labels, found.w1(), 0.0)
-    return f"median certified W1 radius {float(held.median()):.3g} mass x pixels"
+    unit: Unit = "w1" if "w1" in units_of(found.metric) else "metric"
+    held = torch.where(found.classes == labels, found.in_unit(unit), 0.0)
+    return f"median certified radius {float(held.median()):.3g} in {UNIT_TITLES[unit]}"
 
 
 def _curves(found: Sequence[Certificates], labels: Tensor) -> bytes:
-    """Certified accuracy against the radius, in W1 and in the metric."""
+    """Certified accuracy against the radius, in the metric and, where its constant is known, in W1."""
     drawing = figures.new_figure((8.4, 3.4), "the plot of certified accuracy")
-    units: tuple[Unit, ...] = ("metric", "w1")
+    units = [unit for unit in units_of(found[0].metric) if unit in ("metric", "w1")]
     for place, unit in enumerate(units, 1):
-        axes = drawing.add_subplot(1, 2, place)
+        axes = drawing.add_subplot(1, len(units), place)
         tops = [one.plot(labels, unit, axes).get_xlim()[1] for one in found]
         axes.set_xlim(0, max(tops))
         axes.set_title(UNIT_TITLES[unit], loc="left", fontsize=10)

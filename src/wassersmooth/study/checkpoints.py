@@ -90,9 +90,9 @@ def parse(raw: bytes, path: Path) -> Stored:
     try:
         facts = stored_json.parse(header["facts"])
     except ValueError as error:
-        raise StudyError(f"{path} is damaged: its facts are no JSON ({stored_json.one_line(error)}); {remedy}") from None
+        raise StudyError(f"{path} is damaged: its facts are not JSON ({stored_json.one_line(error)}); {remedy}") from None
     if not isinstance(facts, dict):
-        raise StudyError(f"{path} is damaged: its facts are no object; {remedy}")
+        raise StudyError(f"{path} is damaged: its facts are not an object; {remedy}")
     return Stored(tensors, facts)
 
 

@@ -67,7 +67,7 @@ class StudyCommand(Study):
 class Reproduce(StudyCommand):
     """Run the whole experiment: train every regularizer, attack and translate the networks, and write a report.
 
-    wassersmooth reproduce: the demo on digits, less than a minute on two cores, no network needed.
+    wassersmooth reproduce: the demo on digits, less than a minute on two cores, no internet connection needed.
 
     wassersmooth reproduce --preset cifar10-quick: the paper's experiment in 24 epochs, for a GPU.
 
@@ -207,7 +207,7 @@ class Evaluate(EvaluateRuns):
     mean: tuple[float, ...] = ()
     """For each channel, what is subtracted from images in [0, 1] before the network of your own gets them."""
     std: tuple[float, ...] = ()
-    """For each channel, what they are divided by then."""
+    """For each channel, what the result is divided by."""
     image_size: int | None = None
     """The side in pixels that the images of a folder are scaled and cropped to, for a model of your own."""
     output: Path | None = None
@@ -254,7 +254,7 @@ class Evaluate(EvaluateRuns):
 
 @dataclass(frozen=True)
 class Certify:
-    """Certifies trained runs: radii within which the vote of the network over noise cannot change, on test images.
+    """Certify trained runs: radii within which the vote of the network over noise cannot change, on test images.
 
     wassersmooth certify runs/digits: every run of a study that was trained with noise that can be certified.
 
@@ -276,9 +276,9 @@ class Certify:
     sigma: tuple[float, ...] = ()
     """Sizes of the noise; without it, the eta of the run's training noise."""
     radius: int | None = None
-    """Of the graph of Wasserstein noise, 0 for white noise; without it, as the run was trained."""
+    """The radius of the graph of Wasserstein noise, 0 for white noise; without it, as the run was trained."""
     mass: float | None = None
-    """Mass term of Wasserstein noise, which then covers perturbations that change the mass; without it, as trained."""
+    """The mass term of Wasserstein noise, which then covers perturbations that change the mass; without it, as trained."""
     samples: int = 10_000
     """Draws for the bound on the probability of the class."""
     select: int = 100
@@ -290,7 +290,7 @@ class Certify:
     batch_size: int = 1000
     """Noisy images at a time, which bounds the memory."""
     precision: Literal["float32", "tf32"] = "float32"
-    """Of the network on CUDA. The noise is always float32."""
+    """The precision of the network on CUDA; the noise is always float32."""
     data_dir: Path | None = None
     """Where the data set is now, if not where it was when the run was trained."""
     device: str = "auto"

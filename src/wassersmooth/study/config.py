@@ -18,6 +18,7 @@ from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, SuiteName
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.stored_json import number, object_with, shown, text, whole
+from wassersmooth.study.tables import counted
 
 LARGEST_IMAGE = 10_000  # pixels on a side
 MOST_THREADS = 1024  # the system would refuse more, in the middle of the work
@@ -93,7 +94,9 @@ class Training:
         """Warnings about settings that are valid but probably not intended, one line each."""
         late = [str(milestone) for milestone in self.milestones if milestone >= self.epochs]
         falls = "falls less often" if len(late) < len(self.milestones) else "never falls"
-        never = f"--milestones {' '.join(late)}: never reached in {self.epochs} epochs, and the learning rate {falls}"
+        never = (
+            f"--milestones {' '.join(late)}: never reached in {counted(self.epochs, 'epoch')}, and the learning rate {falls}"
+        )
         remedy = f"lower them below {self.epochs}, give --milestones with nothing for none, or train longer"
         return [f"{never}; {remedy}"] if late else []
 
@@ -140,9 +143,10 @@ class Study:
     evaluation: Evaluation = field(default_factory=Evaluation)
     regularizers: tuple[str, ...] = ("none",)
     """Each as KIND:eta=...,radius=...,mass=..., such as none wasserstein:eta=0.3,radius=2 pgd7:eta=8/255. Kinds: none;
-    penalties euclidean, wasserstein, uniform, dual-norm, euclidean-length, wasserstein-length, dual-length, tikhonov,
-    tikhonov-curvature, tikhonov-euclidean; euclidean-noise, wasserstein-noise, reference-noise;
-    attacks adversarial (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and PENALTY+ATTACK:eta=...,epsilon=..."""
+    penalties euclidean, wasserstein, uniform, deformation, advection, dual-norm, euclidean-length, wasserstein-length,
+    dual-length, tikhonov, tikhonov-curvature, tikhonov-euclidean; euclidean-noise, wasserstein-noise, deformation-noise,
+    advection-noise, reference-noise; attacks adversarial (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and
+    PENALTY+ATTACK:eta=...,epsilon=..."""
     seeds: tuple[int, ...] = (0,)
     """One run for each; a seed decides the initial weights and the order of the images."""
 
@@ -178,7 +182,8 @@ class RunConfig:
         """The contents of ``config.json``."""
         point = {"regularizer": self.regularizer.kind, "eta": self.regularizer.eta}
         point |= {"radius": self.regularizer.radius, "mass": self.regularizer.mass}
-        point |= {"epsilon": self.regularizer.epsilon} if self.regularizer.epsilon else {}
+        later = {"epsilon": self.regularizer.epsilon, "smoothness": self.regularizer.smoothness}
+        point |= {name: value for name, value in later.items() if value}  # runs of earlier versions have no such entries
         flat = {"preset": self.preset, **point, "seed": self.seed, **flatten(self)}
         if self.model.normalize:  # runs of earlier versions have no such entry
             del flat["normalize"]
@@ -194,7 +199,9 @@ class RunConfig:
             raise StudyError(f"{where} is not the configuration of a run: {wrong}")
         try:
             eta, radius, mass = (values.pop(key) for key in ("eta", "radius", "mass"))
-            point = Regularizer(values.pop("regularizer"), eta, radius, mass, values.pop("epsilon", 0.0))
+            point = Regularizer(
+                values.pop("regularizer"), eta, radius, mass, *(values.pop(key, 0.0) for key in ("epsilon", "smoothness"))
+            )
             seed, preset = values.pop("seed"), values.pop("preset")
         except StudyError as error:  # such as a kind of a later version
             raise StudyError(f"{where}: {error}") from None
@@ -216,7 +223,7 @@ OF_A_RUN = object_with(
         "seed": whole(0, 2**32 - 1),
         "preset": text,
     },
-    {"epsilon": number(0)},
+    {"epsilon": number(0), "smoothness": number(0)},
 )
 # Suites that belong to experiments now, and what runs of earlier versions that name them are evaluated with instead.
 FORMER_SUITES: dict[object, SuiteName] = {"publication": "paper", "frontier": "standard"}

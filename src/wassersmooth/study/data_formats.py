@@ -12,7 +12,7 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ CHUNK = 2**20  # bytes that are unpacked at a time
 LARGEST_ARRAY = 2**30  # bytes of an unpacked file of MNIST or CIFAR, of which the largest have less than 200 MB
 MOST_DIMENSIONS = 8  # of an IDX file; a header may say up to 255
 ARRAYS = ("images", "labels", "test_images", "test_labels")  # of an .npz; others are not read
-LARGE_ARCHIVE, MOST_COMPRESSED = 2**30, 100  # an .npz that unpacks to more bytes, and to so many times its own, is refused
+LARGE_ARCHIVE, MOST_COMPRESSED = 2**30, 100  # an archive that unpacks to more bytes, and to so many times its own, is refused
 MOST_CLASSES = 100_000  # larger labels are not class numbers, unless there are as many images
 
 
@@ -122,16 +122,20 @@ def _arrays(path: Path) -> dict[str, Array]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            sizes = [members[name].file_size for name in ARRAYS if name in members]
-            stored = path.stat().st_size
-            if sum(sizes) > LARGE_ARCHIVE and sum(sizes) > MOST_COMPRESSED * stored:
-                raise StudyError(
-                    f"{path}: {stored} bytes would unpack to {sum(sizes)}; expected at most {MOST_COMPRESSED} times as many; "
-                    "write so much without compression, with numpy.savez"
-                )
+            refuse_bomb(path, [members[name] for name in ARRAYS if name in members], "numpy.savez")
             return {name: _array(archive, members[name]) if name in ARRAYS else np.empty(0) for name in members}
     except (OSError, ValueError, EOFError, KeyError, TypeError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
         raise StudyError(f"{path}: not a readable .npz of plain arrays ({error}); write it with numpy.savez") from None
+
+
+def refuse_bomb(path: Path, members: Iterable[zipfile.ZipInfo], writer: str) -> None:
+    """Refuse an archive whose members would take far more memory than its size lets one expect."""
+    stored, unpacked = path.stat().st_size, sum(member.file_size for member in members)
+    if unpacked > LARGE_ARCHIVE and unpacked > MOST_COMPRESSED * stored:
+        raise StudyError(
+            f"{path}: {stored} bytes would unpack to {unpacked}; expected at most {MOST_COMPRESSED} times as many; "
+            f"write so much without compression, with {writer}"
+        )
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:

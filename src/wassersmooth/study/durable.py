@@ -27,7 +27,8 @@ def temporary(path: Path) -> Path:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file that takes the place of this path at the end; an error leaves the old file unchanged.
 
-    The temporary file must not exist yet, not even as a link: whoever may write into the folder must not redirect the output.
+    The temporary file must not exist yet, not even as a link: another process that may write into the folder must
+    not redirect the output.
     """
     part = temporary(path)
     try:

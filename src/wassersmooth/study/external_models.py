@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from wassersmooth.normalized import Normalized, find_normalization
 from wassersmooth.study import checkpoints, data, durable, models
 from wassersmooth.study.config import Data, Evaluation, Machine, Model, RunConfig, Training
 from wassersmooth.study.console import Console
+from wassersmooth.study.data_formats import refuse_bomb
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.hf_models import HF, hf_class_names, hf_folder, hf_normalization, hf_trained
 from wassersmooth.study.regularizers import Regularizer
@@ -27,6 +29,7 @@ from wassersmooth.study.runs import Run, facts_of
 
 PRESET = "own"  # in place of a preset's name: how the model was trained is unknown
 NESTED = ("state_dict", "model_state_dict", "model", "net")  # where training scripts keep the weights in a checkpoint
+UNREADABLE = (SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile)
 PREFIXES = ("module.", "_orig_mod.")  # that DataParallel, DDP and torch.compile add to every name
 
 
@@ -180,10 +183,13 @@ def _read(weights: Path) -> dict[str, Tensor]:
             start = file.read(9)
         if start[8:] == b"{":  # the length of a header, and the header: safetensors
             return safetensors.torch.load_file(weights)
+        if zipfile.is_zipfile(weights):  # torch would unpack what torch.save never compresses
+            with zipfile.ZipFile(weights) as archive:
+                refuse_bomb(weights, archive.infolist(), "torch.save")
         return _state_dict(torch.load(weights, map_location="cpu", weights_only=True), weights)
     except FileNotFoundError:
         raise StudyError(f"--weights {weights} does not exist; expected a file of a state dict; check the path") from None
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, KeyError) as error:
+    except (*UNREADABLE, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise StudyError(
             f"--weights {weights} cannot be read as a state dict ({_reason(error)}); expected safetensors, or what "
             "torch.save(model.state_dict(), path) writes: nothing but tensors is read, since a pickle can run code; write one "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from wassersmooth._checks import first_line
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.stored_json import parse
 
 HF = "hf:"  # before the path of the folder
 OFFLINE = {"local_files_only": True, "trust_remote_code": False}
@@ -28,19 +28,19 @@ def hf_folder(name: str) -> Path:
 
 
 def hf_network(name: str) -> nn.Module:
-    """The network of the folder's configuration, with weights at random."""
-    folder, transformers = hf_folder(name), _transformers(name)
+    """The network of the folder's configuration, with random weights."""
+    folder, transformers = hf_folder(name), import_package("transformers", name)
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **OFFLINE)
         model: nn.Module = transformers.AutoModelForImageClassification.from_config(config, trust_remote_code=False)
-    except Exception as error:  # transformers raises anything for a folder of something else
+    except Exception as error:  # transformers can raise anything for another kind of folder
         raise _unusable(name, error) from error
     return model
 
 
 def hf_trained(name: str) -> nn.Module:
     """The network with the folder's weights."""
-    folder, transformers = hf_folder(name), _transformers(name)
+    folder, transformers = hf_folder(name), import_package("transformers", name)
     load = transformers.AutoModelForImageClassification.from_pretrained
     try:
         model: nn.Module = load(folder, use_safetensors=True, **OFFLINE)
@@ -53,7 +53,7 @@ def hf_normalization(name: str) -> tuple[list[float], list[float]] | None:
     """Mean and std of the folder's ``preprocessor_config.json``; None if it does not exist or does not normalize."""
     path = hf_folder(name) / "preprocessor_config.json"
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        found = parse(path.read_bytes())
         if found.get("do_normalize") is False:
             return None
         mean, std = ([float(value) for value in found[key]] for key in ("image_mean", "image_std"))
@@ -75,11 +75,17 @@ def hf_class_names(model: nn.Module) -> tuple[str, ...]:
     return tuple(str(names[index]) for index in sorted(names))
 
 
-def _transformers(name: str) -> Any:
+def import_package(package: str, model: str) -> Any:
+    """A package that some models need and this one does not bring along."""
     try:
-        return importlib.import_module("transformers")
-    except ImportError:
-        raise StudyError(f"model {name} needs the package transformers; install it with: pip install transformers") from None
+        return importlib.import_module(package)
+    except Exception as error:  # one that was built for another torch can raise anything
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            raise StudyError(f"model {model} needs the package {package}; install it with: pip install {package}") from None
+        raise StudyError(
+            f"model {model} needs the package {package}, which cannot be imported ({type(error).__name__}: "
+            f"{first_line(error, 120)}); expected versions that fit together; install them with: pip install -U {package} torch"
+        ) from error
 
 
 def _unusable(name: str, error: Exception) -> StudyError:

@@ -1,7 +1,8 @@
 """The table of measures: what the keys of an evaluation are called on pages, in plots, in sentences and on the screen.
 
 A key is the attack or variation with its size and its units: ``pgd20_margin_8_pixel``. The table has one entry for each attack
-or variation, and the titles of a measure are made of that entry and of the parts of the key.
+or variation, and the titles of a measure are made of that entry and of the parts of the key. What a measure does to the images
+is in :mod:`wassersmooth.robustness.suites`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wassersmooth.robustness.suites import CLEAN as CLEAN
+from wassersmooth.robustness.summary import DISPLACEMENT
 from wassersmooth.study.tables import NBSP
 
 UNITS = {
     "pixel": "pixels are 0 to 1, attacked images stay in that range",
     "normalized": "after the network's normalization, not clipped: probably the paper's protocol",
 }
-SHORT_UNITS = {"pixel": "px", "normalized": "norm"}
+PREDICTED_UNITS = "normalized_predicted"
+PREDICTED_NOTE = (
+    "led away from the network's own answer in place of the label: nearest to the paper's numbers without a penalty"
+)
+SHORT_UNITS = {"pixel": "px", "normalized": "norm", "shift": "shift"}
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,7 @@ class Wording:
     """What the measures of one attack or variation are called.
 
     Attributes:
-        title: in tables and plots, before the size; empty where a table prints the key itself.
+        title: in tables and plots, before the size.
         levels: whether the size is in 1/255.
         column: in a narrow column, if not the title.
         spoken: in a sentence, if not the title.
@@ -45,7 +51,9 @@ TABLE = {
     "pgd20_margin": Wording(
         "PGD-20, margin loss,", levels=True, column="PGD", spoken="20 margin-loss PGD steps", threat="pixel {}"
     ),
-    "multitargeted20": Wording("", levels=True, column="MT PGD", threat="pixel {}, several targets"),
+    "multitargeted20": Wording(
+        "PGD-20 towards several classes,", levels=True, column="MT PGD", threat="pixel {}, several targets"
+    ),
     "autoattack": Wording("AutoAttack", levels=True, column="AutoA."),
     "pgd20_l2": Wording("PGD-20, L2 norm", column="L2 PGD", threat="L2 {}"),
     "wasserstein20": Wording("Wasserstein PGD-20", column="W PGD", threat="Wasserstein {}"),
@@ -97,8 +105,12 @@ def table_title(key: str) -> str:
 def full_title(key: str) -> str:
     """The title in a table of all measures, with units: ``PGD-20, margin loss, ε = 8/255, pixel units``."""
     found = _parts(key)
-    if found is None or not found.wording.title:
+    if found is None:
         return key.replace("_", " ")
+    if "shift" in found.rest:
+        return f"{found.wording.title}, {found.size} {DISPLACEMENT}"
+    if "unit" in found.rest:
+        return f"{table_title(key)}, unit scale, radius {found.rest[-1].removeprefix('r')}"
     return f"{table_title(key)}, pixel units" if found.rest[-1] == "pixel" else f"{found.wording.title} {' '.join(found.rest)}"
 
 

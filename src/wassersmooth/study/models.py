@@ -23,7 +23,7 @@ from wassersmooth.normalized import Normalized, find_normalization
 from wassersmooth.study.config import Model
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.hf_models import HF, hf_network
+from wassersmooth.study.hf_models import HF, hf_network, import_package
 
 WITHOUT_CODE = ("timm:", HF)  # names of models that run no code but that of an installed package
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"softplus": nn.Softplus, "relu": nn.ReLU, "gelu": nn.GELU}
@@ -206,10 +206,7 @@ def _network(config: Model, channels: int, classes: int) -> nn.Module:
 
 
 def _timm(name: str, channels: int, classes: int) -> nn.Module:
-    try:
-        timm = importlib.import_module("timm")
-    except ImportError:
-        raise StudyError(f"model timm:{name} needs the package timm; install it with: pip install timm") from None
+    timm = import_package("timm", f"timm:{name}")
     if not timm.is_model(name):
         raise StudyError(f"timm {timm.__version__} has no model {name!r}; timm.list_models() has the names")
     model: nn.Module = timm.create_model(name, pretrained=False, in_chans=channels, num_classes=classes)

@@ -21,8 +21,9 @@ import wassersmooth
 from wassersmooth.study.tables import short_commit
 
 PACKAGE = Path(__file__).parent.parent
-_PASSWORD = re.compile(r"(://[^:/?#@]*):(.*)@", re.DOTALL)
-_SECRET_VALUE = re.compile(r"((?:^|[?&;])[^=?&;]*(?:passw|pwd|secret|token|key)[^=?&;]*=)([^&;#]*)", re.IGNORECASE)
+_PASSWORD = re.compile(r"(://[^:]*):(.*)@", re.DOTALL)  # the name of a user may hold an @ too
+_SECRET_VALUE = re.compile(r"(?i)((?:^|[?&;\s])[^=?&;\s]*(?:pass|pwd|secret|token|key|cred|auth)[^=?&;\s]*=)([^&;#]*)")
+_VALUE_OF_URL = re.compile(r"([?&;#][^=?&;#]*=)([^&;#]*)")
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -38,8 +39,12 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def without_password(word: str) -> str:
-    """A word of a command without the password of a URL, since results are published. It may hold anything but the last @."""
-    return _SECRET_VALUE.sub(r"\1***", _PASSWORD.sub(r"\1:***@", word))
+    """A word of a command without the password of a URL, since results are published. It may hold anything but the last @.
+
+    Of a URL no value behind its ? is shown, since a driver may take a secret under any name.
+    """
+    value = _VALUE_OF_URL if "://" in word else _SECRET_VALUE
+    return value.sub(r"\1***", _PASSWORD.sub(r"\1:***@", word))
 
 
 def without_passwords(text: str, words: Sequence[str]) -> str:

@@ -9,10 +9,11 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
 
+from wassersmooth.geometry.coherent_motion import Deformations, Motion
 from wassersmooth.geometry.graph import RADIUS, PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
 from wassersmooth.learning.attack_runner import Attack
@@ -39,6 +40,7 @@ class MethodGroup(NamedTuple):
 
 EUCLIDEAN = MethodGroup("penalty, Euclidean", "Penalties", "#56b4e9", "o")
 DUAL = MethodGroup("penalty, dual norm", "Penalties", "#0072b2", "s")
+MOTION = MethodGroup("penalty, coherent motion", "Penalties", "#b07aa1", "h")
 WASSERSTEIN = MethodGroup("penalty, Wasserstein", "Penalties", "#d55e00", "D")
 TIKHONOV = MethodGroup("Tikhonov", "Penalties", "#e69f00", "X")
 NOISE = MethodGroup("noise", "Noise", "#999999", "v")
@@ -46,7 +48,7 @@ ADVERSARIAL = MethodGroup("adversarial training", "Adversarial training", "#009e
 COMBINED = MethodGroup("penalty and adversarial training", "Combinations", "#cc79a7", "P")
 OTHER = MethodGroup("other", "Others", "#000000", "X")  # kinds of a later version
 PLAIN = MethodGroup("none", "The plain network", "#000000", "*")
-GROUPS = (EUCLIDEAN, DUAL, WASSERSTEIN, TIKHONOV, NOISE, ADVERSARIAL, COMBINED, OTHER, PLAIN)
+GROUPS = (EUCLIDEAN, DUAL, WASSERSTEIN, MOTION, TIKHONOV, NOISE, ADVERSARIAL, COMBINED, OTHER, PLAIN)
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Kind:
         penalty: from the metric, eta and the engine; such a kind can be combined with an attack.
         attack: from the metric, epsilon, and whether the attacked image must stay in [0, 1]. Trains on attacked images.
         metric: from a pixel graph and a mass; None for a kind without a graph.
+        motion: what coherent motion carries; None for a kind without one.
     """
 
     title: str
@@ -68,6 +71,7 @@ class Kind:
     penalty: Callable[[Metric, float | Tensor, EngineName], GradientPenalty] | None = None
     attack: Callable[[Metric, float, bool], Attack] | None = None
     metric: Callable[[PixelGraph, float], Metric] | None = None
+    motion: Motion | None = None
 
 
 def _transport(graph: PixelGraph, mass: float) -> Metric:
@@ -92,6 +96,8 @@ KINDS = {
         penalty=_squared,
         metric=lambda graph, mass: Wasserstein(graph, mass=mass, uniform=True),
     ),
+    "deformation": Kind("coherent motion", "#8f5a87", MOTION, penalty=_squared, motion="transport"),
+    "advection": Kind("coherent motion of values", "#d4a6c8", MOTION, penalty=_squared, motion="advection"),
     "dual-norm": Kind(
         *("dual norm", "#17becf", DUAL),
         penalty=lambda metric, eta, engine: GradientPenalty(DualNorm(), eta, engine=engine),
@@ -111,6 +117,8 @@ KINDS = {
     "tikhonov-euclidean": Kind("Euclidean Tikhonov", "#c5b0d5", TIKHONOV, objective=Tikhonov),
     "euclidean-noise": Kind("Gaussian noise", "#8c8c8c", NOISE, objective=NoisyInputs),
     "wasserstein-noise": Kind("Wasserstein noise", "#c49c94", NOISE, objective=NoisyInputs, metric=_transport),
+    "deformation-noise": Kind("coherent noise", "#6b6ecf", NOISE, objective=NoisyInputs, motion="transport"),
+    "advection-noise": Kind("coherent noise of values", "#9c9ede", NOISE, objective=NoisyInputs, motion="advection"),
     "reference-noise": Kind(  # of covariance L(1), the same for every image: what can be certified
         *("Wasserstein noise of the white image", "#7f4f3f", NOISE),
         objective=NoisyInputs,
@@ -127,12 +135,14 @@ KINDS = {
     ),
     "wasserstein-adversarial": Kind(
         *("Wasserstein one-step training", "#bcbd22", ADVERSARIAL),
-        attack=lambda metric, epsilon, limited: WassersteinFGSM(cast(Wasserstein, metric), epsilon, limited=limited),
+        attack=lambda metric, epsilon, limited: WassersteinFGSM(metric, epsilon, limited=limited),
         metric=_transport,
     ),
 }
 COMBINATION_COLOR = "#e377c2"
 ON_A_GRAPH = tuple(name for name, kind in KINDS.items() if kind.metric)
+IN_MOTION = tuple(name for name, kind in KINDS.items() if kind.motion)
+SMOOTHNESS = 2.0  # the default of coherent motion, in pixels
 PENALTIES = tuple(name for name, kind in KINDS.items() if kind.penalty)
 ATTACKS = tuple(name for name, kind in KINDS.items() if kind.attack)
 
@@ -174,20 +184,29 @@ class Regularizer:
     radius: int = 0
     mass: float = 0.0
     epsilon: float = 0.0
+    smoothness: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS and not (self.parts[0] in PENALTIES and self.parts[1] in ATTACKS):
             joined = f"or PENALTY+ATTACK of {', '.join(PENALTIES)} and {', '.join(ATTACKS)}"
             raise StudyError(f"regularizer must be one of {', '.join(KINDS)}; {joined}; got {self.kind!r}")
-        for name, value in (("eta", self.eta), ("mass", self.mass), ("epsilon", self.epsilon)):
+        for name in ("eta", "mass", "epsilon", "smoothness"):
+            value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise StudyError(f"{name} must be a finite number of at least 0; got {value:g} in {self}")
         on_graph = any(part in ON_A_GRAPH for part in self.parts)
         if on_graph and self.radius < 1:
             got = f"radius={self.radius} in {self}"
             raise StudyError(f"{self.kind} needs a radius of at least 1 pixel; got {got}; write {self.kind}:eta=0.3,radius=2")
-        if not on_graph and (self.radius or self.mass):
-            raise StudyError(f"radius and mass belong to {', '.join(ON_A_GRAPH)}; got {self}; leave them out")
+        in_motion = any(part in IN_MOTION for part in self.parts)
+        if (self.smoothness > 0) != in_motion:
+            remedy = f"write {self.kind}:eta=1,smoothness=2" if in_motion else "leave it out"
+            raise StudyError(f"smoothness is positive for {', '.join(IN_MOTION)}, and for nothing else; got {self}; {remedy}")
+        if (self.radius and not on_graph) or (self.mass and not on_graph and not in_motion):
+            raise StudyError(
+                f"radius and mass belong to {', '.join(ON_A_GRAPH)}, and mass to {', '.join(IN_MOTION)}; got {self}; "
+                "leave them out"
+            )
         if (self.kind == "none") != (self.eta == 0):
             remedy = "leave its eta out" if self.kind == "none" else f"write for example {self.kind}:eta=0.3"
             raise StudyError(f"eta is positive for every regularizer but none; got {self}; {remedy}")
@@ -210,18 +229,21 @@ class Regularizer:
 
     @classmethod
     def parse(cls, text: str) -> Regularizer:
-        """Read ``kind`` or ``kind:eta=...,radius=...,mass=...,epsilon=...``; a number may be a ratio, ``8/255``.
+        """Read ``kind`` or ``kind:eta=...,radius=...``, with fields of this class; a number may be a ratio, ``8/255``.
 
-        Without a radius, a graph has the default one.
+        Without a radius, a graph has the default one, and motion without a smoothness likewise.
         """
         kind, _, rest = text.partition(":")
-        readers: dict[str, Callable[[str], float]] = {"eta": _number, "radius": int, "mass": _number, "epsilon": _number}
+        readers: dict[str, Callable[[str], float]] = {
+            field.name: int if field.name == "radius" else _number for field in dataclasses.fields(cls)[1:]
+        }
         values: dict[str, float] = {}
         for part in filter(None, rest.split(",")):
             name, _, number = part.partition("=")
             if name not in readers or name in values:
                 raise StudyError(
-                    f"a regularizer is KIND:eta=NUMBER,radius=PIXELS,mass=NUMBER,epsilon=NUMBER, each once; got {text!r}"
+                    "a regularizer is KIND:eta=NUMBER,radius=PIXELS,mass=NUMBER,epsilon=NUMBER,smoothness=PIXELS, each once; "
+                    f"got {text!r}"
                 )
             try:
                 values[name] = readers[name](number)
@@ -230,6 +252,8 @@ class Regularizer:
                 raise StudyError(f"{name} must be {expected}; got {number!r} in {text!r}") from None
         if any(part in ON_A_GRAPH for part in kind.split("+")):
             values.setdefault("radius", RADIUS)
+        if any(part in IN_MOTION for part in kind.split("+")):
+            values.setdefault("smoothness", SMOOTHNESS)
         return cls(kind, **values)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
@@ -243,7 +267,7 @@ class Regularizer:
         return str(self).replace(":", "-").replace(",", "-").replace("=", "").replace("/", "_")
 
     def metric(self, height: int, width: int) -> Metric:
-        """The metric of the penalty or noise; Euclidean for a kind without a graph."""
+        """The metric of the penalty or noise; Euclidean for a kind without a graph or motion."""
         return self._metric(self.parts[0], (height, width))
 
     def objective(self, size: tuple[int, int], engine: EngineName, eta: float | Tensor | None = None) -> Objective:
@@ -264,8 +288,10 @@ class Regularizer:
         return AdversarialTraining(self._attack(attacked, self.epsilon, size), penalty=penalty) if attacked else penalty
 
     def _metric(self, name: str, size: tuple[int, int]) -> Metric:
-        build = KINDS[name].metric
-        return build(PixelGraph.grid(*size, self.radius), self.mass) if build else Euclidean()
+        kind = KINDS[name]
+        if kind.motion:
+            return Deformations(*size, self.smoothness, kind.motion, self.mass)
+        return kind.metric(PixelGraph.grid(*size, self.radius), self.mass) if kind.metric else Euclidean()
 
     def _attack(self, name: str, epsilon: float, size: tuple[int, int]) -> Attack:
         build = KINDS[name].attack

@@ -72,6 +72,14 @@ ENTRY = object_with(
 )
 FLIPS = object_with({"axis": text, "reach": COUNT}, {"mean": number(0), "low": number(), "high": number(), "images": COUNT})
 FINDING = object_with({"evidence": text}, {"name": text})
+ORIGINS = list_of(object_with({"rows": list_of(text)}, {"origin": optional(object_with({}))}))
+
+
+def _origins_damage(value: Any) -> str:
+    """What is wrong with the origins of the rows, or "": an earlier version stored one object for all rows."""
+    return "" if isinstance(value, dict) else ORIGINS(value)
+
+
 EVALUATION = {
     "suite": text,
     "seed": whole(),
@@ -91,7 +99,7 @@ EVALUATION = {
     "test_sha256": text,
     LABELS: text,
     UNVERIFIED: list_of(text),
-    "evaluated": list_of(object_with({"rows": list_of(text)}, {"origin": optional(object_with({}))})),
+    "evaluated": _origins_damage,
 }
 SHOWN = ("errors", "flips", "verdict", "entries")  # what the table of evaluate needs
 PROVENANCE = {
@@ -112,7 +120,7 @@ CERTIFIED_IMAGES = object_with(
         "alpha": number(0, 1),
         "labels": list_of(COUNT),
         "classes": list_of(whole(-1)),
-        "radii": object_of(list_of(number(0)), ("metric", "w1")),
+        "radii": object_of(list_of(number(0)), ("metric",)),  # in W1 where the constant of the metric is known
     }
 )
 EPOCH = {"epoch": whole(1)}
@@ -328,7 +336,7 @@ class Run(RunFiles):
                 "data; restore them, say where they are with --data-dir, or train again in another --output"
             )
         if not self.trust_code:
-            again = f"wassersmooth evaluate {self.folder} --trust-code, or Run.at(folder, trust_code=True)"
+            again = f"give {self.folder} with --trust-code, or Run.at(folder, trust_code=True)"
             models.refuse_code(self.config.model, self.folder / "config.json", again)
         return build_model(self.config, stored, path)
 

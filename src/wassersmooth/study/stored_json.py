@@ -46,7 +46,7 @@ def read_json(
     try:
         content = parse(path.read_bytes())
     except FileNotFoundError:
-        raise UnreadableError(path, "missing", f"{path.parent} is not {what}: it has no {path.name}") from None
+        raise UnreadableError(path, "missing", f"{path.parent} is not {what}: it has no {path.name}; check the path") from None
     except (OSError, ValueError) as error:
         reason = one_line(error)
         raise UnreadableError(path, f"not readable as JSON ({reason})", f"{path} cannot be read ({reason}); {remedy}") from None

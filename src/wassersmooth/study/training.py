@@ -181,7 +181,9 @@ class TrainingState:
         if raw is not None:
             stored = checkpoints.parse(raw, path)
             if wrong := CHECKPOINT(stored.facts):
-                raise StudyError(f"{path} is no checkpoint of a run: {wrong}; it was left as it is; choose another --output")
+                raise StudyError(
+                    f"{path} is not the checkpoint of a run: {wrong}; it was left as it is; choose another --output"
+                )
             facts = stored.facts | {"config": with_new_fields(stored.facts["config"])}
             for key, value in self._identity().items():
                 if facts.get(key) != value:

@@ -41,7 +41,7 @@ def fake_run(folder: Path, text: str, seed: int = 0, better: float = 0.0, clean:
     write_metrics(place, dice, penalized=True, epochs=24)
     write_provenance(place, dice, seed)
     errors = {name: value + dice.uniform(-0.1, 0.1) for name, value in made_up(text, better, clean).items()}
-    write_evaluation(place, errors, 4 - better)
+    write_evaluation(place, errors, max(4 - better, 0.0))
     errors = {name: min(value + 1, 100.0) for name, value in errors.items()}
     held_out = {"errors": errors, "flips": {"horizontal": 3.0, "vertical": 4.0}}
     (place / "validation.json").write_text(json.dumps(held_out))
@@ -50,7 +50,7 @@ def fake_run(folder: Path, text: str, seed: int = 0, better: float = 0.0, clean:
 
 def write_evaluation(place: Path, errors: dict[str, float], flips: float, images: int = IMAGES, **changes: Any) -> None:
     intervals = {name: list(wilson(round(error * images / 100), images)) for name, error in errors.items()}
-    intervals |= {f"flips_{axis}": [flips - 0.2, flips + 0.2] for axis in ("horizontal", "vertical")}
+    intervals |= {f"flips_{axis}": [max(flips - 0.2, 0.0), flips + 0.2] for axis in ("horizontal", "vertical")}
     record: dict[str, Any] = {"suite": "frontier", "errors": errors, "intervals": intervals, "verdict": "no sign of masking"}
     record |= {"entries": [{"name": name, "images": images} for name in errors], "model_sha256": place.name}
     record |= {"flips": {"horizontal": flips, "vertical": flips}}

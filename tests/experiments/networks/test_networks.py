@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.networks import architectures, exactness, step_cost
+from experiments.networks import architectures, commands, exactness, step_cost
 from experiments.networks.commands import PROGRAM
 from wassersmooth.cli import main
 from wassersmooth.study.errors import StudyError
@@ -57,16 +57,85 @@ def test_rows_are_merged_and_libraries_that_are_missing_are_named(tmp_path: Path
     assert "| resnet20 | 0.0 M | 16 | exact |" in page.read_text()
 
 
+@pytest.mark.parametrize(
+    ("file", "row", "message"),
+    [
+        ("exactness", {"network": "a"}, "without size, verdict"),
+        ("exactness", {"network": [], "size": 8, "verdict": "exact"}, "network: expected text; got []"),
+        ("exactness", {"network": "a", "size": 8, "verdict": "exact", "error": "x"}, "error: expected a number"),
+        ("bench", {"network": "a", "size": 8, "batch": 2, "precision": "tf32", "steps": {"fast": {"ms": 0}}}, "ms: expected"),
+        ("bench", {"network": "a", "size": 8, "batch": 2, "precision": "tf32", "steps": []}, "steps: expected an object"),
+    ],
+)
+def test_a_damaged_row_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, row: dict[str, object], message: str
+) -> None:
+    paths = {name: tmp_path / f"{name}.json" for name in ("exactness", "bench")}
+    paths[file].write_text(json.dumps({"rows": [row]}))
+    flags = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    assert main(["render", *flags, "--page", str(tmp_path / "page.md")], PROGRAM) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.count("\n") == 1
+    assert "row 1 is damaged" in complaint
+    assert message in complaint
+
+
+def test_text_of_a_row_is_escaped() -> None:
+    evil = "<img src=x onerror=alert(1)>|[a](b)"
+    row = {"network": evil, "size": 8, "batch": 2, "precision": evil, "verdict": evil, "reason": evil}
+    for line in (exactness.table([row])[-1], step_cost.table([row | {"steps": {"fast": {"reason": evil}}}])[-1]):
+        assert "<img" not in line
+        assert "](" not in line.replace("\\]", "")
+
+
 @pytest.mark.slow
-def test_a_row_of_the_bench(tmp_path: Path) -> None:
+def test_a_row_of_the_bench_made_by_two_commands(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    flags = "--size 8 --batch 2 --device cpu --repeats 1 --precision float32 --rivals True"
-    assert main(["bench", "discriminator", *flags.split(), "--output", str(path)], PROGRAM) == 0
+    flags = f"--size 8 --batch 2 --device cpu --repeats 1 --precision float32 --turns {tmp_path / 'turns'} --output {path}"
+    for kinds in (step_cost.OWN_KINDS, step_cost.RIVALS):
+        assert main(["bench", "discriminator", *flags.split(), "--kinds", *kinds], PROGRAM) == 0
     (row,) = json.loads(path.read_text())["rows"]
-    assert set(row["steps"]) == {"plain_compiled", "plain", "fast", "double_backward", *step_cost.RIVALS}
+    assert set(row["steps"]) == set(step_cost.KINDS)
     assert all("ms" in step for step in row["steps"].values()), row["steps"]
+    assert list(row["steps"]["fast"]["stages"]) == ["tracing", "comparing"]
     assert row["gradient_error"]["fast"] < 1e-3
     assert "| discriminator | 8, 2 | float32 |" in "\n".join(step_cost.table([row]))
+
+
+def test_a_step_that_does_not_run_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = step_cost.Setup("discriminator", 8, 2, "float32", torch.device("cpu"))
+
+    def fail(*given: object) -> None:
+        raise RuntimeError("no kernel\nand more")
+
+    monkeypatch.setattr(step_cost, "step_of", fail)
+    assert step_cost.prepare("fast", setup, False) == (None, {"reason": "no kernel"})
+    assert step_cost.measure("fast", setup, fail, 1) == {"reason": "no kernel"}
+
+
+def test_turns_are_shared_or_taken_alone(tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    turns = tmp_path / "turns"
+    with commands._together(turns), commands._together(turns), turns.open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with commands._alone(turns), turns.open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def test_the_first_call_is_timed_with_an_empty_and_with_a_full_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bench(words: list[str], env: dict[str, str], check: bool) -> None:
+        cache = Path(env["TORCHINDUCTOR_CACHE_DIR"])
+        seconds = 1.0 if cache.exists() else 60.0
+        cache.mkdir(exist_ok=True)
+        row = {"steps": {"fast": {"first_call_seconds": seconds}}}
+        Path(words[words.index("--output") + 1]).write_text(json.dumps({"rows": [row]}))
+
+    monkeypatch.setattr(commands.subprocess, "run", bench)
+    path = tmp_path / "first.json"
+    assert main(["first-call", "resnet20", "--device", "cpu", "--output", str(path)], PROGRAM) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert (row["cold"]["first_call_seconds"], row["warm"]["first_call_seconds"]) == (60.0, 1.0)
+    assert main(["first-call", "resnet20", "--device", "cpu", "--cache", str(tmp_path)], PROGRAM) == 2
 
 
 def test_all_ways_to_write_the_step_have_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

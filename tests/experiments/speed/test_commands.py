@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from experiments.speed import autoattack_cost, commands, operator_cost
 from experiments.speed.commands import PROGRAM
+from experiments.speed.page import with_blocks
+from tests.robustness.small_models import digits, trained
 from tests.study.fake_bench import fake_report
 from tests.study.fake_runs import fake_study
 from wassersmooth.cli import main
@@ -106,9 +108,86 @@ def test_autoattack_beside_its_reference(
         assert row["wrong"]["clean"] <= row["wrong"]["ours"] <= row["images"] == 4
         assert row["wrong"]["reference"] == 2
         assert row["origin"].keys() >= ORIGIN
-    assert "parity none, linf 2/255, ensemble: of 4 images wrong " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 of 3: parity, none, linf 2/255, ensemble\nparity none, linf 2/255, ensemble: of 4 images wrong " in said
     assert main(["autoattack", "--seconds", "0", "--parts", "speed", *common.split()], PROGRAM) == 0
     assert len(asked) == 6
+
+
+def test_speed_of_autoattack_and_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both networks at a small size; half of the images of the second survive, or only the first attack is timed."""
+    monkeypatch.setattr(autoattack_cost, "reference", lambda model, part, ball, attack, size: torch.arange(len(part)) < size)
+    monkeypatch.setattr(autoattack_cost, "LARGE_DEPTHS", (1, 1))
+    monkeypatch.setattr(autoattack_cost, "LARGE_SIZE", 32)
+    monkeypatch.setattr(autoattack, "ITERATIONS", 2)
+    monkeypatch.setattr(autoattack, "QUERIES", 2)
+    generator = np.random.default_rng(0)
+    np.savez(tmp_path / "few.npz", images=generator.integers(0, 256, (3, 3, 32, 32), np.uint8), labels=[0, 1, 9])
+    path, page = tmp_path / "rows.json", tmp_path / "page.md"
+    text = (
+        "before\n<!-- bench: autoattack_speed -->\n<!-- /bench -->\n<!-- bench: autoattack_parity -->\nold\n<!-- /bench -->\n"
+    )
+    page.write_text(text)
+    flags = f"--parts speed --dataset {tmp_path / 'few.npz'} --images 3 --speed-images 2 --large-images 8 --device cpu"
+    flags += f" --output {path} --page {page} --models {ROOT / 'results/paper/models'}"
+    assert main(["autoattack", *flags.split()], PROGRAM) == 0
+    small, large = json.loads(path.read_text())["rows"]
+    assert (small["images"], large["images"], large["pixels"]) == (2, 8, [3, 32, 32])
+    assert len(small["seconds"]["ours"]) == 2
+    assert "reference_in_one_batch" in small["seconds"]
+    assert large["wrong"]["clean"] == 0
+    assert 1 <= large["wrong"]["ours"] <= 7
+    filled = page.read_text()
+    assert (
+        f"| ResNet-50, 3x32x32, batches of 8 | 8 | {255 * large['epsilon']:.3g}/255 | {large['wrong']['ours']} / 8 |" in filled
+    )
+    assert filled.count("| ResNet-20, 3x32x32, batches of 2 | 2 | 2/255 | ") == 2
+    assert filled.endswith("<!-- bench: autoattack_parity -->\nNot measured.\n<!-- /bench -->\n")
+
+
+def test_the_large_network_is_a_resnet_50() -> None:
+    with torch.device("meta"):
+        network = autoattack_cost.bottlenecks()
+        assert network(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
+    assert sum(parameter.numel() for parameter in network.parameters()) == 25_557_032
+
+
+@pytest.mark.parametrize("ball", ["linf 2/255", "l2 0.5"])
+def test_one_attack_of_the_reference(ball: str) -> None:
+    """The package itself is called, with its own settings."""
+    _, _, images, labels = digits()
+    part = Part(images[:30], labels[:30])
+    epsilon, norm = autoattack_cost.BALLS[ball]
+    ours, theirs = (
+        call(trained(), part, (16 * epsilon if norm == "linf" else epsilon, norm), "apgd-ce", *size)
+        for call, size in ((autoattack_cost.own, ()), (autoattack_cost.reference, (30,)))
+    )
+    assert 2 < theirs.sum() < 28
+    assert abs(int(ours.sum()) - int(theirs.sum())) <= 2
+
+
+def test_a_damaged_row_of_autoattack_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "page.md").write_text("<!-- bench: autoattack_speed -->\n<!-- /bench -->\n")
+    row = {"part": "speed", "network": "resnet20", "ball": "half survive", "attack": "ensemble", "reference": "1"}
+    row |= {"images": 9, "reference_batch": 9, "epsilon": 0.1, "pixels": [3, 8, 8], "origin": {"hardware": "x", "torch": "2"}}
+    row |= {"wrong": {"clean": 1, "ours": 2, "reference": 2}, "seconds": {"ours": [1.0], "reference": [2.0]}}
+    command = ["autoattack", "--seconds", "0", "--output", str(tmp_path / "a.json"), "--page", str(tmp_path / "page.md")]
+    (tmp_path / "a.json").write_text(json.dumps({"rows": [row]}))
+    assert main(command, PROGRAM) == 0
+    assert "| 2 / 2 | 1.0 | 2.0 | 2.0 |" in (tmp_path / "page.md").read_text()
+    for mistake in ({"part": None}, {"network": "<b>"}, {"seconds": {"ours": [], "reference": [1.0]}}, {"wrong": {"ours": 1}}):
+        (tmp_path / "a.json").write_text(json.dumps({"rows": [row | mistake]}))
+        capsys.readouterr()
+        assert main(command, PROGRAM) == 2
+        assert re.fullmatch(r".*a\.json: row 1 is damaged \(.*\); restore .*\n", capsys.readouterr().err)
+
+
+def test_the_page_of_robustness_says_what_autoattack_measured() -> None:
+    source = ROOT / "results" / "speed" / "autoattack-h200.json"
+    if not source.exists():
+        pytest.skip("results/speed/autoattack-h200.json is not there yet: it is made on an H200")
+    text = (ROOT / "docs" / "robustness.md").read_text()
+    assert with_blocks(text, autoattack_cost.blocks(json.loads(source.read_text())["rows"])) == text
 
 
 def test_the_cost_of_the_operator(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,12 +42,14 @@ def test_the_page_is_filled_and_what_stands_outside_the_blocks_stays(tmp_path: P
     [
         ({}, "speed.md", "another kind of JSON"),
         (fake_report(), "nowhere.md", "nowhere.md cannot be read"),
+        (fake_report(), "bytes.md", "bytes.md cannot be read .*invalid start byte"),
         (fake_report(), "empty.md", "the page has no block to fill"),
         (fake_report(step={"plain": 1.0}), "empty.md", "the file has no euclidean"),
     ],
 )
 def test_what_cannot_be_rendered(tmp_path: Path, report: dict[str, object], page: str, complaint: str) -> None:
     (tmp_path / "empty.md").write_text("nothing\n")
+    (tmp_path / "bytes.md").write_bytes(b"\xff")
     with pytest.raises(StudyError, match=complaint):
         write_page(report, tmp_path / page)
 

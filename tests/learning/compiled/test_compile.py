@@ -1,14 +1,18 @@
 """The whole step of the forward-mode engine as one compiled graph, and clear errors where an engine cannot."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.compare import assert_matches
 from tests.learning.central import flat, gradients_of
 from tests.learning.zoo import batch, make, smooth_net
 from wassersmooth import PixelGraph, Wasserstein
+from wassersmooth._torch_internals import compile_graph
 from wassersmooth.learning.objectives import DirectionalPenalty, GradientPenalty
 from wassersmooth.learning.tikhonov import Tikhonov
 
@@ -105,7 +109,7 @@ def test_errors_name_the_engine_that_compiles(device):
     with pytest.raises(RuntimeError, match="use engine='forward_mode'"):
         compiled(GradientPenalty(METRIC, 0.5))(model, images, labels)
     for objective in (Tikhonov(METRIC, 0.5), DirectionalPenalty(lambda m, x, y: x)):
-        with pytest.raises(RuntimeError, match="cannot follow this objective; leave it out of the compiled function"):
+        with pytest.raises(RuntimeError, match="cannot trace this objective; leave it out of the compiled function"):
             compiled(objective)(model, images, labels)
 
 
@@ -154,3 +158,19 @@ def test_without_fullgraph_a_break_inside_is_an_error_and_no_lost_gradient(devic
 
     penalty, expected = torch.compile(broken_outside, backend=BACKEND)(), objective(inside, images, labels).penalty
     assert_matches(flat(gradients_of(penalty, inside)), flat(gradients_of(expected, inside)), 1e-9)
+
+
+@pytest.mark.slow
+def test_a_step_is_compiled_once_and_found_on_disk_by_the_next_process(tmp_path, monkeypatch):
+    """The compiler bypasses its cache without a word where it lacks a context, and every process then compiles for minutes."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    graph = make_fx(lambda x, y: [torch.tanh(x) @ y])(torch.rand(3, 3), torch.rand(3, 3))
+    for misses, hits in ((1, 0), (0, 1)):
+        counters.clear()
+        x, y = torch.rand(3, 3), torch.rand(3, 3)
+        (found,) = compile_graph(copy.deepcopy(graph), [x, y], {})(x, y)
+        torch.testing.assert_close(found, torch.tanh(x) @ y)
+        assert counters["inductor"]["fxgraph_cache_bypass"] == 0
+        assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (misses, hits)

@@ -20,6 +20,7 @@ from tests.learning.steps import assert_same_step, eager, gradients, traced
 from tests.learning.zoo import CLASSES, Masked, batch, make, smooth_net
 from tests.robustness.small_models import Around
 from wassersmooth import PixelGraph, Wasserstein
+from wassersmooth.learning import gradient_gap
 from wassersmooth.learning.compiled import compile_cache, prepared_step
 from wassersmooth.learning.compiled.fast_gradients import FastGradients
 from wassersmooth.learning.compiled.functional_model import FunctionalModel
@@ -523,3 +524,19 @@ def test_copies_prepare_themselves_again(make_copy):
     assert_same(twin, PENALTY, twin.model, images, labels)
     assert twin.prepared
     assert_same(fast, PENALTY, fast.model, images, labels)
+
+
+def test_kinks_do_not_fail_the_comparison_in_bfloat16(monkeypatch):
+    """The eager gradient of a deep network with relu is as far from the exact one as the fast gradient is."""
+    torch.manual_seed(0)
+    layers = [m for _ in range(12) for m in (nn.Conv2d(4, 4, 3, 1, 1), nn.BatchNorm2d(4), nn.ReLU())]
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, 1, 1), *layers, nn.Flatten(), nn.Linear(4 * 64, CLASSES))
+    images, labels = batch()
+    gaps, measured = [], gradient_gap.gap_between
+    monkeypatch.setattr(gradient_gap, "gap_between", lambda a, b: gaps.append(measured(a, b)) or gaps[-1])
+    with torch.autocast("cpu", torch.bfloat16):
+        FastGradients(PENALTY, model)(images.float(), labels)
+    fast_to_eager, in_full_precision, fast, eager = (gap.relative for gap in gaps)
+    assert fast_to_eager > gradient_gap.LOW_PRECISION.relative
+    assert in_full_precision < 1e-3
+    assert fast < 2 * eager

@@ -270,13 +270,16 @@ def test_a_directional_penalty_draws_from_the_generator(objective, device, seede
             GradientPenalty(Wasserstein(PixelGraph.grid(8, 8, 1, weight=torch.ones(4, requires_grad=True).exp())), 0.1),
             "some that were computed from others",
         ),
-        (GradientPenalty(METRIC, torch.tensor(0.1, requires_grad=True).exp()), "that are leaves; got some that were computed"),
-        (NoisyInputs(METRIC, torch.tensor(0.1, requires_grad=True)), "noise whose eta is not learned; .*eta.detach"),
+        (
+            GradientPenalty(METRIC, torch.tensor(0.1, requires_grad=True).exp()),
+            "which must be leaves; got some that were computed",
+        ),
+        (NoisyInputs(METRIC, torch.tensor(0.1, requires_grad=True)), "noise with a fixed eta; .*eta.detach"),
         (
             NoisyInputs(Wasserstein(PixelGraph.grid(8, 8, 1, weight=torch.ones(4, requires_grad=True))), 0.1),
-            "noise of fixed graph weights",
+            "noise with fixed graph weights",
         ),
-        (Tikhonov(METRIC, torch.tensor(0.1, requires_grad=True)), "an eta and graph weights that are not learned"),
+        (Tikhonov(METRIC, torch.tensor(0.1, requires_grad=True)), "a fixed eta and fixed graph weights"),
         (Tikhonov(METRIC, 0.1, probes=None), "a number of probes; got laplacian='additive', probes=None"),
     ],
 )

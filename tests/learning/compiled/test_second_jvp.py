@@ -54,5 +54,5 @@ def test_a_step_takes_thirteen_sweeps():
     ],
 )
 def test_what_cannot_be_compiled_is_refused(objective, received):
-    with pytest.raises(ValueError, match=f"additive' or None and a number of probes; got {received}; call the objective"):
+    with pytest.raises(ValueError, match=f"additive' or None, and a number of probes; got {received}; call the objective"):
         FastGradients(objective, make("batch_norm_train"))

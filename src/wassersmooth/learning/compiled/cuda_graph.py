@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from wassersmooth._torch_internals import pytree
 from wassersmooth.model_state import RandomState
 
 WARM_UP = 2  # calls on a side stream before the capture, in which libraries choose their kernels

@@ -1,7 +1,7 @@
 """Gradients of several processes, averaged as :class:`~torch.nn.parallel.DistributedDataParallel` does in its backward pass.
 
 There is no backward pass here: every process has all its gradients at once, and then they are averaged in buckets. ``no_sync``
-of the wrapper is honored, and so is its broadcast of buffers before a step.
+of the wrapper is honored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from wassersmooth._torch_internals import ddp_hooks, foreach_copy, sync_ddp_buffers
+from wassersmooth._torch_internals import ddp_hooks, foreach_copy
 
 BUCKET = 25 * 2**20  # bytes that are reduced at once, as in torch
 
@@ -34,11 +34,6 @@ def check(model: DistributedDataParallel) -> None:
         raise ValueError(
             "fast gradients bypass the mixed precision of DistributedDataParallel; got mixed_precision; use torch.autocast"
         )
-
-
-def broadcast_buffers(model: DistributedDataParallel) -> None:
-    """Give all processes the buffers of the first one, where the wrapper's forward pass would do so."""
-    sync_ddp_buffers(model)
 
 
 def average_gradients(model: DistributedDataParallel) -> None:

@@ -17,10 +17,9 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils import _pytree as pytree
 
 from wassersmooth import _checks, _model_checks
-from wassersmooth._torch_internals import foreach_copy, own_tensors, submodules
+from wassersmooth._torch_internals import foreach_copy, own_tensors, pytree, submodules, sync_ddp_buffers
 from wassersmooth.learning.compiled import data_parallel
 from wassersmooth.learning.compiled.prepared_step import Options, PreparedStep, Stage, step_kind
 from wassersmooth.learning.compiled.supported_models import check_model, hook_ids, nothing_to_train, refuse_parameter_hooks
@@ -72,7 +71,7 @@ class FastGradients:
         verify: bool = True,
         progress: Callable[[Stage], None] | None = None,
     ) -> None:
-        if not hasattr(objective, "step_spec"):
+        if not hasattr(objective, "step_spec") or isinstance(objective, type):
             raise no_fast_gradients(objective)
         _checks.choice("compile", compile, COMPILE)
         _checks.choice("cuda_graph", cuda_graph, BOTH)
@@ -122,7 +121,7 @@ class FastGradients:
         _refuse_float16()
         if isinstance(self.model, DistributedDataParallel):
             data_parallel.check(self.model)
-            data_parallel.broadcast_buffers(self.model)
+            sync_ddp_buffers(self.model)
         step = self._prepared_step(images, labels, generator)
         if step is None:
             terms = self._eager_step(images, labels, generator, accumulate)

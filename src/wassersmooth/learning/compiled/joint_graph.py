@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
-from wassersmooth._torch_internals import trace
+from wassersmooth._torch_internals import pytree, trace
 from wassersmooth.learning import losses
 from wassersmooth.learning.compiled.jvp_rules import separate_products
 from wassersmooth.learning.forward_mode_ops import twice_differentiable

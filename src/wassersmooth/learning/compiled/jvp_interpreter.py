@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
+from wassersmooth._torch_internals import pytree, writes_to_arguments
 from wassersmooth.learning import forward_mode_lock
 from wassersmooth.learning.compiled import jvp_rules as rules
 
@@ -124,5 +124,4 @@ def _is_constant(node: fx.Node, value: Any) -> bool:
     """Whether the tangent is zero: integers, random draws and updates of buffers."""
     if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
         return True
-    schema, tags = getattr(node.target, "_schema", None), getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags or (schema is not None and schema.is_mutable)
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or writes_to_arguments(node.target)

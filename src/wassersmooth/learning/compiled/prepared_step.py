@@ -11,10 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from wassersmooth import _checks, _model_checks
-from wassersmooth._torch_internals import compile_graph
+from wassersmooth._torch_internals import compile_graph, pytree
 from wassersmooth.learning import losses
 from wassersmooth.learning.compiled import compile_cache
 from wassersmooth.learning.compiled.convolutions import replace_convolutions
@@ -31,6 +30,7 @@ from wassersmooth.learning.gradient_gap import IMAGES, verify_compiled_step
 from wassersmooth.learning.objective import Objective, detached, first_input
 from wassersmooth.learning.step_spec import FunctionTerm, GradientTerm, HessianTerm, PenaltyTerm, StepSpec
 from wassersmooth.model_state import RandomState, call_model, preserve_state
+from wassersmooth.precision import without_tf32
 
 Stage = Literal["tracing", "compiling", "comparing", "capturing"]
 
@@ -145,6 +145,7 @@ class PreparedStep:
                 verify_compiled_step(
                     lambda x: step_at(x, labels, seeded.manual_seed(0)),
                     *(objective, model, inputs, labels, list(gradients), spec.learned),
+                    lambda: _verify_in_full_precision(objective, spec, model, inputs, labels),
                 )
             else:
                 _verify_in_eval_mode(objective, spec, model, inputs, labels)
@@ -193,7 +194,7 @@ class _Function:
                 compiled = compile_cache.get_or_compile(self.graph, lambda: _compiled(self.graph, flat))
                 compiled(*flat)  # some kernels are compiled when they are first launched
             self.run = compiled
-        except Exception as error:  # compilers raise anything
+        except Exception as error:  # a compiler can raise anything
             reason = f"torch could not compile this step ({_checks.first_line(error, 200)})"
             if options.required:
                 raise RuntimeError(f"{reason}; use compile=False, or the objective itself") from error
@@ -272,6 +273,16 @@ def _learned_gradients(spec: StepSpec, images: Tensor, input_gradients: list[Ten
         return list(torch.autograd.grad(total, spec.learned))
 
 
+UNCOMPILED = Options(compile=False, required=False, cuda_graph=False, verify=True, progress=lambda stage: None)
+
+
+def _verify_in_full_precision(objective: Objective, spec: StepSpec, model: nn.Module, inputs: Any, labels: Any) -> None:
+    """Compare the same step in float32, without autocast and tf32."""
+    images = first_input(inputs)
+    with torch.autocast(images.device.type, enabled=False), without_tf32(images):
+        PreparedStep(objective, spec, model, inputs, labels, None, UNCOMPILED)
+
+
 def _verify_in_eval_mode(objective: Objective, spec: StepSpec, model: nn.Module, inputs: Any, labels: Any) -> None:
     """A model that is random in training mode is compared in eval mode, where dropout does nothing: the same code."""
     if isinstance(inputs, Tensor) and isinstance(labels, Tensor):
@@ -282,10 +293,9 @@ def _verify_in_eval_mode(objective: Objective, spec: StepSpec, model: nn.Module,
             stacklevel=4,
         )
         return
-    alike = Options(False, False, False, True, lambda stage: None)
     with preserve_state(model, first_input(inputs).device, frozen=False):
         model.eval()
-        PreparedStep(objective, spec, model, inputs, labels, None, alike)
+        PreparedStep(objective, spec, model, inputs, labels, None, UNCOMPILED)
 
 
 def _eta(penalty: PenaltyTerm | None, images: Tensor) -> Tensor:

@@ -81,8 +81,9 @@ def parts(shapes: tuple[Shape, ...]) -> int:
 def quad_by_edges(laplacian: WeightedLaplacian, v: Tensor) -> Tensor:
     """Algorithm 1 of the paper, corrected: one pass over the image per neighbor relation, by sliced differences."""
     total = torch.zeros(len(v), dtype=v.dtype, device=v.device)
-    for dy, dx, weight in laplacian.graph.relations:
-        (u_i, u_j), (v_i, v_j) = edge_ends(laplacian.u, (dy, dx)), edge_ends(v, (dy, dx))
+    graph = laplacian.graph
+    for relation, weight in zip(graph.edge_relations, graph.weights.tolist(), strict=True):
+        (u_i, u_j), (v_i, v_j) = edge_ends(laplacian.u, relation), edge_ends(v, relation)
         total = total + (weight * (v_i - v_j) ** 2 * (u_i + u_j) / 2).sum((1, 2, 3))
     return total
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from wassersmooth.robustness.page import Answer, AnswerRow, attacked_question, trust
-from wassersmooth.robustness.summary import headline
+from wassersmooth.robustness.summary import error_of_guessing, headline
 from wassersmooth.study.estimates import Estimate
 from wassersmooth.study.measures import spoken
-from wassersmooth.study.report.data import Group, StudyRecord
+from wassersmooth.study.report.data import Group, StudyRecord, number
 from wassersmooth.study.report.summary import HEADLINE, label
 
 
@@ -20,7 +21,7 @@ def answers(study: StudyRecord) -> tuple[Answer, ...]:
     question, attacked = _attacked(measured)
     return (
         Answer("Clean error", tuple(_number(study, group, group.error("clean")) for group in measured)),
-        Answer(question, tuple(_number(study, group, attacked(group)) for group in measured)),
+        Answer(question, tuple(_number(study, group, attacked(group), _guessing(group)) for group in measured)),
         Answer("Can the attacks be trusted?", tuple(_trust(study, group) for group in measured)),
     )
 
@@ -40,12 +41,19 @@ def _attacked(groups: list[Group]) -> tuple[str, Callable[[Group], Estimate | No
     return f"Error under {spoken(name)}", lambda group: group.error(name)
 
 
-def _number(study: StudyRecord, group: Group, estimate: Estimate | None) -> AnswerRow:
+def _guessing(group: Group) -> float:
+    """The error of guessing, which a network that is not robust reaches; unknown in files of earlier versions."""
+    known = [number((run.evaluation or {}).get("classes")) for run in group.runs]
+    return error_of_guessing(next((int(classes) for classes in known if classes), None))
+
+
+def _number(study: StudyRecord, group: Group, estimate: Estimate | None, limit: float = math.inf) -> AnswerRow:
     if estimate is None:
         return AnswerRow("unknown", label=label(study, group), series=group.series)
     known = estimate.low is not None and estimate.high is not None and estimate.low < estimate.high
     note = f"{estimate.low:.1f} to {estimate.high:.1f}" if known else ""
-    return AnswerRow(f"{estimate.mean:.1f} %", note, label(study, group), group.series)
+    highest = estimate.mean if estimate.high is None else estimate.high
+    return AnswerRow(f"{estimate.mean:.1f} %", note, label(study, group), group.series, bad=highest >= limit)
 
 
 def _trust(study: StudyRecord, group: Group) -> AnswerRow:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from wassersmooth.robustness.page import CurveLine, curve_drawing, plotted_family, with_clean
+from wassersmooth.robustness.summary import error_of_guessing
 from wassersmooth.robustness.svg import DASHES, INK, MARKERS, PALETTE, SIZE, color, panel, to_svg
 from wassersmooth.study.estimates import Estimate, over_seeds
 from wassersmooth.study.figures import Figure
@@ -34,7 +35,7 @@ def error_curves(study: StudyRecord) -> Figure | None:
     if not lines:
         return None
     classes = {int(number((run.evaluation or {}).get("classes")) or 0) for run in study.runs}
-    chance = 100 * (1 - 1 / max(classes)) if len(classes) == 1 and max(classes) > 1 else None
+    chance = error_of_guessing(max(classes)) if len(classes) == 1 and max(classes) > 1 else None
     caption = (
         "An image counts as wrong if it is wrong as it is, or fooled by any attack up to that size. Bands: 95 % intervals over "
         "seeds, or over test images where there is one seed."
@@ -116,7 +117,7 @@ def epsilon_curves(study: StudyRecord) -> Figure | None:
     caption = (
         f"Measured on {images} test images.{UNCLIPPED if len(study.units) > 1 else ''} "
         "Bands are 95 % intervals over seeds, where there are several. A curve that levels off far below "
-        "100 %, or falls, is a reason to read the masking verdicts below."
+        "100 %, or falls, is a reason to read the masking verdicts above."
     )
     return _charts("curves", "Single attacks.", caption, study, drawings)
 
@@ -163,27 +164,35 @@ def certified_curves(study: StudyRecord) -> Figure | None:
     if not lines:
         return None
     titles = {"w1": f"W1 (mass {TIMES} pixels)", "metric": "the metric of the noise"}
-    drawings = [_certified(unit, title, lines) for unit, title in titles.items()]
+    drawings = []
+    for unit, title in titles.items():
+        if drawn := [line for line in lines if unit in line[1]["radii"]]:
+            drawings.append(_certified(unit, title, drawn))
     counts = sorted({len(smoothing["labels"]) for _, smoothing in lines})
     named = (f"{group.name} with sigma {strength_label(smoothing['sigma'])}" for group, smoothing in lines)
     sigmas = ", ".join(dict.fromkeys(named))
+    certainties = sorted({f"{1 - smoothing['alpha']:g}" for _, smoothing in lines})
     caption = (
         f"The share of {' or '.join(map(str, counts))} test images whose class is right and certain within the radius, for the "
         f"vote of the network over noise: {sigmas}. Abstentions count as wrong. Each radius holds with probability "
-        f"{1 - lines[0][1]['alpha']:g}."
+        f"{' or '.join(certainties)}."
     )
-    return _charts("certified", "Certified accuracy against the radius.", caption, study, drawings)
+    return _charts("certified-accuracy", "Certified accuracy against the radius.", caption, study, drawings)
 
 
 def _certified(unit: str, title: str, lines: Sequence[tuple[Group, Record]]) -> str:
     said = []
+    several = len(lines) > len({id(group) for group, _ in lines})  # then color and dashes do not tell all curves apart
     with panel() as (drawing, axes):
         for group, found in lines:
             triples = zip(found["radii"][unit], found["classes"], found["labels"], strict=True)
             held = sorted(float(radius) for radius, kind, label in triples if kind == label)
             shares = [100 * (len(held) - i) / len(found["labels"]) for i in range(len(held))]
             if held:
-                axes.plot([0.0, *held, held[-1]], [shares[0], *shares, 0.0], **_style(group.series))
+                style = _style(group.series)
+                axes.plot([0.0, *held, held[-1]], [shares[0], *shares, 0.0], drawstyle="steps-pre", **style)
+                if several:
+                    axes.text(held[-1], shares[-1] + 2, f"sigma {found['sigma']:g}", color=style["color"], fontsize=8)
             said.append(f"{group.name}, sigma {found['sigma']:g}: {shares[0] if held else 0.0:.1f} % at 0")
         axes.set_ylim(0, 102)
         axes.set_xlim(left=0)

@@ -33,7 +33,7 @@ def subtitle(study: StudyRecord) -> str:
     """Data set, model, epochs and seeds in one line."""
     parts = [", ".join(map(str, study.settings(key))) for key in ("dataset", "model")]
     epochs = ", ".join(f"{value}" for value in study.settings("epochs"))
-    parts += [f"{epochs} epochs"] if epochs else []
+    parts += [f"{epochs} epoch{'s' * (epochs != '1')}"] if epochs else []
     seeds = sorted({len(group.runs) for group in study.groups})
     parts += [f"{_span(seeds)} seed{'s' * (seeds != [1])}"] if seeds else []
     return " · ".join(filter(None, parts))

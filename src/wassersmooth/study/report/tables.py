@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from wassersmooth.study.estimates import over_seeds
-from wassersmooth.study.measures import CLEAN, UNITS, error_key, full_title, table_title
+from wassersmooth.study.measures import CLEAN, PREDICTED_NOTE, PREDICTED_UNITS, UNITS, error_key, full_title, table_title
 from wassersmooth.study.report.data import Group, RunRecord, StudyRecord, number
 from wassersmooth.study.tables import DASH, MINUS, TIMES, Cell, Table, TableRow, cells, short_commit
 
@@ -44,7 +44,7 @@ def paper_error(stem: str, group: Group, study: StudyRecord) -> float | None:
 def errors_table(study: StudyRecord) -> Table | None:
     """The paper's table 1, in both units where they differ."""
     rows: list[TableRow] = []
-    for units, note in study.units.items():
+    for units, note in {**study.units, PREDICTED_UNITS: PREDICTED_NOTE}.items():
         found = []
         for stem in PAPER_ATTACKS:
             estimates = [group.error(error_key(stem, units)) for group in study.groups]
@@ -55,7 +55,8 @@ def errors_table(study: StudyRecord) -> Table | None:
                     )
                 )
         said = note if study.is_the_papers else note.partition(":")[0]
-        rows += [TableRow(f"ε in {units} units", note=said), *found] if found else []
+        heading = "ε in normalized units, against predictions" if units == PREDICTED_UNITS else f"ε in {units} units"
+        rows += [TableRow(heading, note=said), *found] if found else []
     clean = [group.error("clean") for group in study.groups]
     if any(clean):
         rows.insert(
@@ -65,7 +66,11 @@ def errors_table(study: StudyRecord) -> Table | None:
         return None
     both = len(study.units) > 1 and study.std is not None
     ratio = f" Here 8/255 after normalization is about {8 * study.std:.1f}/255 in pixels." if both and study.std else ""
-    paper = " The paper does not state the units of ε, so its numbers stand beside both." if study.is_the_papers else ""
+    paper = (
+        " The paper does not state the units of ε, nor whether it attacks labels, so its numbers stand beside all."
+        if study.is_the_papers
+        else ""
+    )
     caption = f"Error on {_count(study)}test images in percent; lower is better.{paper}{ratio} {INTERVALS}"
     return Table(
         "table-1", "Table 1. Clean and adversarial error.", "Test data", _columns(study), tuple(rows), caption, _series(study)
@@ -99,7 +104,7 @@ def flips_table(study: StudyRecord) -> Table | None:
 
 def beyond_table(study: StudyRecord) -> Table | None:
     """All other measured errors: stronger attacks, noise and deformations."""
-    in_table_1 = {error_key(stem, units) for stem in PAPER_ERRORS for units in UNITS}
+    in_table_1 = {error_key(stem, units) for stem in PAPER_ERRORS for units in (*UNITS, PREDICTED_UNITS)}
     names: dict[str, None] = {}
     for run in study.runs:
         errors = (run.evaluation or {}).get("errors")

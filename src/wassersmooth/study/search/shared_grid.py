@@ -147,6 +147,7 @@ class SharedGrid:
                 continue
             return trial
 
+    @_naming_the_storage
     def point_of(self, trial: optuna.Trial) -> Regularizer:
         """The point of a trial. Its ranges fit every grid, so that a larger grid can continue in the same storage."""
         eta, mass = trial.suggest_float("eta", 0.0, LARGEST), trial.suggest_float("mass", 0.0, LARGEST)
@@ -175,7 +176,8 @@ class SharedGrid:
         except BaseException:
             done.set()
             thread.join()
-            self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
+            with suppress(Exception):  # a storage that is gone must not hide why the work stopped; others wait for the grace
+                self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
             raise
         done.set()
         thread.join()

@@ -1,0 +1,1 @@
+"""Transport attacks of the literature beside the library's, with sizes in exact W1."""

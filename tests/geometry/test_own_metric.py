@@ -1,0 +1,150 @@
+"""The metric of docs/geometry.md that a user writes: what is derived from mv alone, everywhere that a metric is taken."""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import wassersmooth as ws
+from tests.compare import assert_each_matches, assert_matches, assert_within_standard_errors, to_numpy
+
+PAGE = (Path(__file__).parents[2] / "docs" / "geometry.md").read_text()
+
+
+def own() -> Any:
+    """The metric as the page has it, so that the page is right."""
+    (code,) = re.findall(r"```python\n(from wassersmooth.geometry.cometric import Cometric.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {"torch": torch, "ws": ws}
+    exec(code, names)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 25
+    return names["own"]
+
+
+OWN = own()
+
+
+def matrix(x: Tensor) -> np.ndarray:
+    """Blur twice along each axis, with zeros outside, densely."""
+
+    def line(length: int) -> np.ndarray:
+        return 0.5 * np.eye(length) + 0.25 * (np.eye(length, k=1) + np.eye(length, k=-1))
+
+    blur = np.kron(line(x.shape[2]), line(x.shape[3]))
+    return np.kron(np.eye(x.shape[1]), blur @ blur) + 0.1 * np.eye(x[0].numel())
+
+
+@pytest.fixture
+def x(device: str) -> Tensor:
+    return torch.rand(3, 2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+@pytest.fixture
+def v(device: str) -> Tensor:
+    return torch.randn(3, 2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
+
+
+def model(device: str) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.SiLU(), nn.Flatten(), nn.Linear(80, 3)).double().eval().to(device)
+
+
+def test_every_method_of_the_cometric(x: Tensor, v: Tensor) -> None:
+    cometric, L = OWN.cometric(x), matrix(x)
+    flat = to_numpy(v.flatten(1))
+    assert_matches(cometric.as_matrix(), np.stack([L] * 3), 1e-12)
+    assert_each_matches(cometric.quad(v), np.einsum("bi,ij,bj->b", flat, L, flat), 1e-12)
+    assert_matches(cometric.diagonal().flatten(1), np.stack([np.diag(L)] * 3), 1e-12)
+    assert_matches(cometric.solve(v).flatten(1), np.linalg.solve(L, flat.T).T, 1e-8)
+    assert_each_matches(cometric.norm_sq(v), np.einsum("bi,bi->b", flat, np.linalg.solve(L, flat.T).T), 1e-8)
+    assert_each_matches(cometric.logdet(), np.full(3, np.linalg.slogdet(L)[1]), 1e-9)
+    assert cometric.in_range(v).all()
+    expected = -(40 * np.log(2 * np.pi) + np.linalg.slogdet(L)[1] + to_numpy(cometric.norm_sq(v))) / 2
+    assert_each_matches(cometric.log_prob(v), expected, 1e-8)
+    many = OWN.cometric(x[:1].expand(20_000, -1, -1, -1)).sample(torch.Generator(device=x.device).manual_seed(0))
+    xi = to_numpy(many.flatten(1))
+    spread = np.sqrt((np.outer(np.diag(L), np.diag(L)) + L**2) / len(xi))
+    assert_within_standard_errors(xi.T @ xi / len(xi), L, spread)
+
+
+def test_float32_is_solved_in_float64(x: Tensor, v: Tensor) -> None:
+    cometric = OWN.cometric(x.float())
+    assert cometric.solve(v.float()).dtype == torch.float32
+    assert_matches(cometric.solve(v.float()), OWN.cometric(x).solve(v), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [ws.GradientPenalty(OWN, 0.5), ws.NoisyInputs(OWN, 0.2), ws.Tikhonov(OWN, 0.1)],
+    ids=["penalty", "noise", "theorem"],
+)
+def test_objectives_and_fast_gradients(objective: Any, x: Tensor, device: str) -> None:
+    network, labels = model(device).train(), torch.tensor([0, 1, 2], device=device)
+    twin = copy.deepcopy(network)
+    objective(twin, x, labels, torch.Generator(device=device).manual_seed(0)).total.backward()
+    ws.FastGradients(objective, network, compile=False)(x, labels, torch.Generator(device=device).manual_seed(0))
+    for mine, theirs in zip(network.parameters(), twin.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert_matches(mine.grad, theirs.grad, 1e-8)
+
+
+@pytest.mark.parametrize("metric", [OWN, ws.Deformations(4, 5, 1.0, "advection", mass=0.1)], ids=["own", "motion"])
+@pytest.mark.parametrize("iterations", [1, 6])
+def test_attacks_stay_in_the_box_and_in_the_ball(metric: Any, iterations: int, x: Tensor, device: str) -> None:
+    network, labels, epsilon = model(device), torch.tensor([0, 1, 2], device=device), 0.3
+    attacked = ws.attacks.WassersteinPGD(metric, epsilon, iterations)(network, x, labels)
+    assert float(attacked.min()) >= 0
+    assert float(attacked.max()) <= 1
+    assert (metric.cometric(x).norm_sq(attacked - x) <= epsilon**2 * (1 + 1e-9)).all()
+    losses = [nn.functional.cross_entropy(network(images), labels, reduction="none") for images in (x, attacked)]
+    assert (losses[1] > losses[0]).all()
+    closed = ws.attacks.WassersteinFGSM(metric, epsilon, limited=False)(network, x, labels)
+    assert_each_matches(metric.cometric(x).norm_sq(closed - x), torch.full((3,), epsilon**2), 1e-6)
+
+
+def test_attacks_refuse_a_singular_metric(x: Tensor, device: str) -> None:
+    with pytest.raises(ValueError, match=r"must be invertible; got CoherentMotion.* singular; use one with a mass term"):
+        ws.attacks.WassersteinPGD(ws.Deformations(4, 5), 0.3, 2)(model(device), x, torch.tensor([0, 1, 2], device=device))
+
+
+def test_evaluate_and_certify(x: Tensor, device: str) -> None:
+    network, labels = model(device), torch.tensor([0, 1, 2], device=device)
+    report = ws.evaluate(network, x, labels, suite=[ws.attacks.WassersteinPGD(OWN, 0.3, 3)], seed=0)
+    assert any("BlurredEuclidean" in name for name in report.errors)
+    found = ws.certify(network, x, OWN, 0.5, samples=200, generator=torch.Generator(device=device).manual_seed(0))
+    assert found.radii.shape == (3,)
+    assert (found.geodesic() == found.radii).all()
+    with pytest.raises(ValueError, match="radii in the Euclidean norm are for"):
+        found.l2()
+
+
+def test_certified_noise_is_that_of_the_metric(x: Tensor, device: str) -> None:
+    from wassersmooth.robustness.smoothing import SmoothingNoise
+
+    noise = torch.empty(20_000, 2, 4, 5, dtype=torch.float64, device=device)
+    SmoothingNoise(OWN, 2.0, x).fill(noise, [(0, len(noise), torch.Generator(device=device).manual_seed(0))])
+    xi, L = to_numpy(noise.flatten(1)), 4 * matrix(x)
+    spread = np.sqrt((np.outer(np.diag(L), np.diag(L)) + L**2) / len(xi))
+    assert_within_standard_errors(xi.T @ xi / len(xi), L, spread)
+
+
+def test_calculus_of_a_metric_that_depends_on_the_image(x: Tensor, v: Tensor) -> None:
+    """Derived derivatives, against the formulas of a metric of this library."""
+    from wassersmooth.geometry.metrics import Metric
+
+    library = ws.Wasserstein(ws.PixelGraph.grid(4, 5, 1), mass=0.3)
+
+    class Derived(Metric):
+        def evaluate(self, x: Tensor) -> Any:
+            return library.evaluate(x)
+
+    f = lambda images: (images**3).flatten(1).sum(1)  # noqa: E731
+    for kind in ("additive", "beltrami"):
+        found = ws.calculus.laplacian(f, x, Derived(), kind=kind)  # type: ignore[arg-type]
+        assert_each_matches(found, ws.calculus.laplacian(f, x, library, kind=kind), 1e-9)  # type: ignore[arg-type]
+    assert_matches(ws.calculus.christoffel(x, v, v, Derived()), ws.calculus.christoffel(x, v, v, library), 1e-8)
