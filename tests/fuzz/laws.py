@@ -37,7 +37,7 @@ STATES_WHAT_IS_WRONG = re.compile(
     r"\b(got|received|cannot|does not|do not|has no|is empty|is disconnected|is on|is not|is off by|left them|not created)\b"
 )
 STATES_WHAT_IS_RIGHT = re.compile(r"\b(must|expected)\b|; |\. Use ")  # expected values, or a remedy
-PRECISION = {torch.float64: 1e-8, torch.float32: 2e-4}
+PRECISION = {torch.float64: 1e-8, torch.float32: 2e-4, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 LARGEST = 1e30  # larger numbers are not compared: products of them leave the range of float32
 
 

@@ -135,8 +135,9 @@ def test_tolerance_and_steps(device: str) -> None:
         cometric.solve(b, max_steps=3)
     assert [warning.filename for warning in w] == [__file__]
     for wrong in ({"tolerance": -1.0}, {"tolerance": 1.0}, {"tolerance": "small"}, {"max_steps": 0}, {"max_steps": 2.5}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
-            cometric.solve(b, **wrong)  # type: ignore[arg-type]
+        for operator in (cometric, ws.Euclidean().cometric(b)):
+            with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+                operator.solve(b, **wrong)  # type: ignore[arg-type]
 
 
 @over([OperatorCase(height=9, width=8, weight="tensor", mass=0.3, batch=1), OperatorCase(height=9, width=8, batch=1)])

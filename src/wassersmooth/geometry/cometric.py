@@ -83,11 +83,7 @@ class Cometric(ABC):
                 1e-9 (float32: 1e-5) was not reached.
             max_steps: the most steps; None is as many as may help. What did not converge is returned with a warning.
         """
-        if tolerance is not None:
-            # Zero itself has a relative residual of 1.
-            tolerance = _checks.non_negative_number("tolerance", tolerance, "None is as small as is useful", most=0.5)
-        if max_steps is not None:
-            max_steps = _checks.positive_integer("max_steps", max_steps, "None is as many as may help")
+        tolerance, max_steps = _checked_limits(tolerance, max_steps)
         with torch.no_grad():
             solution = self._solve("b", b, tolerance, max_steps)
             self._warn_if_not_converged(solution, tolerance)
@@ -339,6 +335,15 @@ class Spectrum(NamedTuple):
         return (self.vectors @ (values * (self.vectors.mT @ b[..., None])[..., 0])[..., None])[..., 0]
 
 
+def _checked_limits(tolerance: float | None, max_steps: int | None) -> tuple[float | None, int | None]:
+    """The arguments of :meth:`Cometric.solve` that say when it ends."""
+    if tolerance is not None:  # zero itself has a relative residual of 1
+        tolerance = _checks.non_negative_number("tolerance", tolerance, "None is as small as is useful", most=0.5)
+    if max_steps is not None:
+        max_steps = _checks.positive_integer("max_steps", max_steps, "None is as many as may help")
+    return tolerance, max_steps
+
+
 class Identity(Cometric):
     """The cometric of Euclidean space."""
 
@@ -353,6 +358,7 @@ class Identity(Cometric):
         return standard_normal(self.x.shape, self.x, generator)
 
     def solve(self, b: Tensor, tolerance: float | None = None, max_steps: int | None = None) -> Tensor:
+        _checked_limits(tolerance, max_steps)
         return self.mv(b)
 
     def norm_sq(self, xi: Tensor) -> Tensor:
