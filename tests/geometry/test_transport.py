@@ -110,6 +110,13 @@ def test_l2_interpolation_lies_on_the_straight_line_at_the_distance(channels: in
     assert_matches(between, x + 0.5 * (y - x) / length, 1e-9)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e30), (torch.float64, 1e200)])
+def test_l2_interpolation_towards_values_whose_squares_overflow(dtype: torch.dtype, size: float) -> None:
+    x, y = torch.rand(2, 1, 3, 3, dtype=dtype), size * torch.rand(2, 1, 3, 3, dtype=dtype)
+    away = ws.transport.interpolate(x, y, 0.25, metric="l2") - x
+    torch.testing.assert_close(away.flatten(1).norm(dim=1), torch.full((2,), 0.25, dtype=dtype), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("metric", ["w2", "l2"])
 def test_interpolation_ends_at_the_target_and_not_beyond(metric: str) -> None:
     x, y = (blob(1, 1), blob(4, 5)) if metric == "w2" else (cloud(0)[:1], cloud(1)[:1])

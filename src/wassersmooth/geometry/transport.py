@@ -46,9 +46,11 @@ def interpolate(x: Tensor, y: Tensor, distance: float, metric: Distance = "w2") 
 
 
 def _move_straight(x: Tensor, y: Tensor, distance: float) -> Tensor:
-    length = float((y - x).norm())
+    way = y.double() - x.double()
+    largest = float(way.abs().max()) or 1.0
+    length = largest * float((way / largest).norm())  # the squares of large values overflow, already at 1e19 in float32
     _refuse_beyond(distance, length)
-    return x if length == 0 else x + (distance / length) * (y - x)
+    return x if length == 0 else (x.double() + (distance / length) * way).to(x.dtype)
 
 
 def _move_mass(x: Tensor, y: Tensor, distance: float) -> Tensor:
