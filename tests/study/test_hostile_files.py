@@ -99,10 +99,12 @@ def test_weights_that_are_a_bomb_are_refused_before_they_are_unpacked(tmp_path: 
         npy((-2, -1, 8, 8), "|u1", bytes(128)),
         npy((2, 1, 8, 8), "|O", bytes(1024)),
         npy((2**40, 2**40), "|V0", b""),
+        npy((2, 1, 8, 8), "|u1", bytes(128)).replace(b"}", b"{"),
+        npy((2, 1, 8, 8), "|u1", bytes(128)).replace(b"'fortran_order'", b"\n   'order'   "),
         b"\x93NUMPY\x03\x00",
         b"",
     ],
-    ids=["longer", "wider", "shorter", "negative", "objects", "nothing", "version", "empty"],
+    ids=["longer", "wider", "shorter", "negative", "objects", "nothing", "unclosed", "other key", "version", "empty"],
 )
 def test_a_lying_npz_header_is_one_line(tmp_path: Path, images: bytes) -> None:
     with pytest.raises(StudyError, match=r"not a readable \.npz of plain arrays") as caught:

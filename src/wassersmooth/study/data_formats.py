@@ -10,6 +10,7 @@ import io
 import math
 import pickle
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -145,7 +146,10 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"{info.filename} has the format {version}")
         read_header = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
-        shape, fortran_order, dtype = read_header(file)
+        try:
+            shape, fortran_order, dtype = read_header(file)
+        except (tokenize.TokenError, SyntaxError, RecursionError) as error:  # numpy reads a header as Python source
+            raise ValueError(f"the header of {info.filename} is damaged: {error.args[0] if error.args else error}") from None
         if dtype.hasobject or dtype.itemsize == 0:
             raise ValueError(f"{info.filename} holds {dtype}, not plain numbers")
         promised, stored = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
