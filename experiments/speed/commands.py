@@ -176,7 +176,7 @@ def _origin(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": provenance.commit() or "unknown",
+        "commit": provenance.commit() or f"source {provenance.source_hash()[:12]}",  # a copy without its history
         "command": shlex.join([*PROGRAM.name.split(), *map(provenance.without_password, sys.argv[1:])]),
     }
 
