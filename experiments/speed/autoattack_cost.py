@@ -1,9 +1,9 @@
 """AutoAttack beside its reference implementation: how many images each attack fools, and how long it takes.
 
-The rows of a part are written one by one into a file, and those that are in it are not measured again, so that a run can be
-stopped, continued, and shared by several processes. ``parity`` compares each attack alone and the whole ensemble on published
-networks; its reference runs are bound by the launching of kernels, so several processes may measure side by side. ``speed`` is
-measured alone on the machine.
+Rows are written one by one into a file, and those that are in it, or that another process is measuring, are left alone, so
+that a run can be stopped, continued, and shared by several processes. ``parity`` compares each attack alone and the whole
+ensemble on published networks; its reference runs are bound by the launching of kernels, so several processes may measure side
+by side. ``speed`` is measured alone on the machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,8 +29,10 @@ from wassersmooth.robustness.attacks import AutoAttack
 from wassersmooth.robustness.balls import Norm
 from wassersmooth.robustness.model_queries import isolated_model, likeliest_wrong_classes
 from wassersmooth.robustness.packed_search import StandingImages
+from wassersmooth.study import durable
 from wassersmooth.study.data import Part
 from wassersmooth.study.published_models import load_published
+from wassersmooth.study.runs import locked
 from wassersmooth.study.stored_json import COUNT, list_of, number, object_of, object_with, one_of, text, whole
 from wassersmooth.study.tables import escape_value
 
@@ -45,7 +46,6 @@ NETWORKS = ("euclidean", "wasserstein", "none")
 MEMBERS = ("apgd-ce", "apgd-t", "fab-t", "square")  # as the reference names them, in our order
 ENSEMBLE = "ensemble"
 REFERENCE = "pyautoattack"
-REFERENCE_BATCH = 250  # its default
 BRANCH = 0.1  # the scale of the residual branches of a network with random weights
 LARGE_DEPTHS, LARGE_SIZE = (3, 4, 6, 3), 224  # of the ResNet-50 and its images
 SEED = 0
@@ -56,17 +56,16 @@ TITLES = {
     "resnet20": "ResNet-20",
     "resnet50": "ResNet-50",
 }
-SECONDS = object_of(list_of(number(1e-9, 1e9)), ("ours", "reference"))
 ROW = object_with(
     {
         "part": one_of("parity", "speed"),
         "network": one_of(*TITLES),
         **dict.fromkeys(("ball", "attack", "reference"), text),
-        **dict.fromkeys(("images", "reference_batch"), whole(1)),
+        "images": whole(1),
         "epsilon": number(0, 1e6),
         "pixels": list_of(whole(1)),
         "wrong": object_of(COUNT, ("clean", "ours", "reference")),
-        "seconds": lambda value: SECONDS(value) or ("" if all(value.values()) else "expected times; got an empty list"),
+        "seconds": object_of(number(1e-9, 1e9), ("ours", "reference")),
         "origin": object_with({"hardware": text, "torch": text}),
     }
 )
@@ -93,6 +92,21 @@ def cases(parts: tuple[PartName, ...]) -> list[Case]:
     return [case for case in speed + parity if case.part in parts]
 
 
+@dataclass(frozen=True)
+class Counts:
+    """How many images there are for a case."""
+
+    images: int = 1000
+    member_images: int = 250
+    speed_images: int = 500
+    large_images: int = 48
+
+    def of(self, case: Case) -> int:
+        if case.part == "speed":
+            return self.large_images if case.network == "resnet50" else self.speed_images
+        return self.images if case.attack == ENSEMBLE else self.member_images
+
+
 def missing(output: Path, todo: Sequence[Case]) -> list[Case]:
     """The cases of which the file has no row."""
     done = {row_store.key_of(row, KEY) for row in row_store.read(output)["rows"]}
@@ -103,45 +117,47 @@ def measure(
     output: Path,
     todo: Sequence[Case],
     data: Part,
+    counts: Counts,
     models: Path,
     device: torch.device,
     origin: Row,
     until: float,
-    large: int,
     say: Callable[[str], None],
 ) -> Iterator[Row]:
-    """Measure the cases that the file lacks, and add a row for each, until the clock says ``until``."""
+    """Measure the cases that the file lacks and no other process has, add a row for each, and begin none after ``until``."""
+    durable.make_folder(output.parent)
     for place, case in enumerate(todo, 1):
         if time.time() > until or not missing(output, [case]):
             continue
-        say(f"{place} of {len(todo)}: {', '.join(case.key())}")
-        row = dict(zip(KEY, case.key(), strict=True)) | measure_case(case, data, models, device, large) | {"origin": origin}
-        with row_store.changing(output) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+        lock = output.with_suffix(f".{'-'.join(case.key()).replace('/', '-').replace(' ', '-')}.lock")
+        with locked(lock) as mine:
+            if not mine or not missing(output, [case]):
+                continue
+            say(f"{place} of {len(todo)}: {', '.join(case.key())}")
+            row: Row = dict(zip(KEY, case.key(), strict=True)) | measure_case(case, data, counts.of(case), models, device)
+            row["origin"] = origin
+            with row_store.changing(output) as stored:
+                stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+        lock.unlink(missing_ok=True)  # from now on the row says that it is done
         yield row
 
 
-def measure_case(case: Case, data: Part, models: Path, device: torch.device, large: int) -> Row:
-    """Both implementations, ours first. For speed the reference has its default batches; on the ResNet-20 it also has one batch
-    of all images, which suits a small network better, and ours runs again."""
+def measure_case(case: Case, data: Part, count: int, models: Path, device: torch.device) -> Row:
+    """Both implementations, ours first; the reference has all images in one batch, which is the fastest for it."""
     ball: tuple[float, Norm]
     if case.network == "resnet50":
-        model, part = large_case(large, device)
+        model, part = large_case(count, device)
         ball = (epsilon_that_half_survive(model, part), "linf")
     else:
         name = "euclidean" if case.network == "resnet20" else case.network
-        model, part = load_published(models / f"{name}.safetensors").to(device).eval(), data.to(device)
+        model = load_published(models / f"{name}.safetensors").to(device).eval()
+        part = Part(data.images[:count], data.labels[:count]).to(device)
         ball = BALLS[case.ball]
     with torch.no_grad():
         clean = model(part.images).argmax(1) != part.labels
     warm_up(model, part, ball)
     ours, our_seconds = timed(lambda: own(model, part, ball, case.attack), device)
-    size = REFERENCE_BATCH if case.part == "speed" else len(part)
-    theirs, their_seconds = timed(lambda: reference(model, part, ball, case.attack, size), device)
-    seconds = {"ours": [our_seconds], "reference": [their_seconds]}
-    if case.network == "resnet20":
-        seconds["ours"].append(timed(lambda: own(model, part, ball, case.attack), device)[1])
-        seconds["reference_in_one_batch"] = [timed(lambda: reference(model, part, ball, case.attack, len(part)), device)[1]]
+    theirs, their_seconds = timed(lambda: reference(model, part, ball, case.attack, len(part)), device)
     return {
         "epsilon": ball[0],
         "norm": ball[1],
@@ -149,9 +165,7 @@ def measure_case(case: Case, data: Part, models: Path, device: torch.device, lar
         "pixels": list(part.images.shape[1:]),
         "wrong": {"clean": int(clean.sum()), "ours": int(ours.sum()), "reference": int(theirs.sum())},
         "wrong_in_both": int((ours & theirs).sum()),
-        "seconds": seconds,
-        "reference_batch": size,
-        "times_faster": their_seconds / statistics.median(seconds["ours"]),
+        "seconds": {"ours": our_seconds, "reference": their_seconds},
         "reference": reference_version(),
     }
 
@@ -301,7 +315,7 @@ def reference_version() -> str:
 
 def row_line(row: Row) -> str:
     """A row as a line on the screen."""
-    counts, seconds = row["wrong"], {name: min(found) for name, found in row["seconds"].items()}
+    counts, seconds = row["wrong"], row["seconds"]
     return (
         f"{row['part']} {row['network']}, {row['ball']}, {row['attack']}: "
         f"of {row['images']} images wrong {counts['clean']} clean, "
@@ -320,45 +334,47 @@ def blocks(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _parity(rows: Sequence[Row]) -> str:
-    """A line for each network and ball: wrong images after each attack alone and after all, ours and the reference's."""
-    attacks = (*MEMBERS, ENSEMBLE)
-    cells = {(row["network"], row["ball"], row["attack"]): row for row in rows}
-    lines = [f"| network, ball | clean | {' | '.join(attacks)} |", "| --- | ---: |" + " ---: |" * len(attacks)]
-    for ball in BALLS:
-        for network in NETWORKS:
-            of_line = {attack: cells[network, ball, attack] for attack in attacks if (network, ball, attack) in cells}
-            if of_line:
-                clean = next(iter(of_line.values()))["wrong"]["clean"]
-                pairs = [
-                    f"{of_line[a]['wrong']['ours']} / {of_line[a]['wrong']['reference']}" if a in of_line else "-"
-                    for a in attacks
-                ]
-                lines.append(f"| {TITLES[network]}, {ball} | {clean} | {' | '.join(pairs)} |")
-    images = sorted({row["images"] for row in rows})
-    return "\n".join([*lines, "", f"Wrong of {' or '.join(map(str, images))} images, ours / reference. {_where(rows)}"])
+    """A line for each network and ball: wrong images after all attacks, then after each alone, ours and the reference's."""
+    parts = []
+    for attacks, what in (((ENSEMBLE,), "all attacks"), (MEMBERS, "each attack alone")):
+        cells = {(row["network"], row["ball"], row["attack"]): row for row in rows if row["attack"] in attacks}
+        if not cells:
+            continue
+        lines = [f"| network, ball | clean | {' | '.join(attacks)} |", "| --- | ---: |" + " ---: |" * len(attacks)]
+        for ball in BALLS:
+            for network in NETWORKS:
+                found = {attack: cells[network, ball, attack] for attack in attacks if (network, ball, attack) in cells}
+                if found:
+                    clean = next(iter(found.values()))["wrong"]["clean"]
+                    pairs = [_pair(found[attack]) if attack in found else "-" for attack in attacks]
+                    lines.append(f"| {TITLES[network]}, {ball} | {clean} | {' | '.join(pairs)} |")
+        images = " or ".join(map(str, sorted({row["images"] for row in cells.values()})))
+        apart = max(abs(row["wrong"]["ours"] - row["wrong"]["reference"]) for row in cells.values())
+        said = f"Wrong of {images} images after {what}, ours / reference; {apart} apart at most. {_where(list(cells.values()))}"
+        parts += [*lines, "", said, ""]
+    return "\n".join(parts)
 
 
 def _speed(rows: Sequence[Row]) -> str:
     heads = ("network", "images", "epsilon", "wrong, ours / reference", "seconds, ours", "reference", "times faster")
     lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
     for row in rows:
-        batched = [(row["reference_batch"], "reference")]
-        if "reference_in_one_batch" in row["seconds"]:
-            batched.append((row["images"], "reference_in_one_batch"))
-        ours = statistics.median(row["seconds"]["ours"])
-        for size, name in batched:
-            theirs = statistics.median(row["seconds"][name])
-            cells = (
-                f"{TITLES[row['network']]}, {'x'.join(map(str, row['pixels']))}, batches of {min(size, row['images'])}",
-                f"{row['images']}",
-                f"{255 * row['epsilon']:.3g}/255",
-                f"{row['wrong']['ours']} / {row['wrong']['reference']}",
-                f"{ours:.1f}",
-                f"{theirs:.1f}",
-                f"{theirs / ours:.1f}",
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", _where(rows)])
+        ours, theirs = row["seconds"]["ours"], row["seconds"]["reference"]
+        cells = (
+            f"{TITLES[row['network']]}, {'x'.join(map(str, row['pixels']))}",
+            f"{row['images']}",
+            f"{255 * row['epsilon']:.3g}/255",
+            _pair(row),
+            f"{ours:.1f}",
+            f"{theirs:.1f}",
+            f"{theirs / ours:.1f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"All images in one batch. {_where(rows)}"])
+
+
+def _pair(row: Row) -> str:
+    return f"{row['wrong']['ours']} / {row['wrong']['reference']}"
 
 
 def _where(rows: Sequence[Row]) -> str:

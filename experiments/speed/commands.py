@@ -116,26 +116,24 @@ class Autoattack:
 
     python -m experiments.speed autoattack: everything, into results/speed/autoattack-h200.json.
 
-    python -m experiments.speed autoattack --parts parity --share 0/9: the first of nine processes that share the work.
-
     python -m experiments.speed autoattack --seconds 0 --page docs/robustness.md: fills the tables of the page.
 
-    Rows that the file has are not measured again.
+    Rows that the file has are not measured again. Several processes with the same command share the work.
     """
 
     output: Path = Path("results/speed/autoattack-h200.json")
     """The file of rows to add to."""
     parts: tuple[autoattack_cost.PartName, ...] = ("speed", "parity")
     """speed: all of it on a ResNet-20 and a ResNet-50, alone on the machine. parity: each attack on the published networks."""
-    share: str = "0/1"
-    """Which share of the cases this process measures: 0/8 to 7/8 for eight processes."""
     seconds: float = 3600.0
     """No case is begun later than so many seconds after the start."""
-    images: int = 1000
-    """Test images, chosen by content."""
-    speed_images: int = 500
+    images: int = autoattack_cost.Counts.images
+    """Test images, chosen by content, for the whole of AutoAttack in the part parity."""
+    member_images: int = autoattack_cost.Counts.member_images
+    """Of them, for each of its attacks alone."""
+    speed_images: int = autoattack_cost.Counts.speed_images
     """Of them, for the part speed."""
-    large_images: int = 48
+    large_images: int = autoattack_cost.Counts.large_images
     """Images of 224 pixels for the ResNet-50."""
     dataset: str = "cifar10"
     """Or a file.npz with the test images."""
@@ -150,19 +148,15 @@ class Autoattack:
 
     def __call__(self) -> None:
         until = time.time() + self.seconds
-        _require_positive(images=self.images, speed_images=self.speed_images, large_images=self.large_images)
-        number, _, processes = self.share.partition("/")
-        if not (number.isdigit() and processes.isdigit() and int(number) < int(processes)):
-            raise StudyError(f"share must be K/N with K from 0 to N - 1, such as 0/8; got {self.share}")
+        counts = autoattack_cost.Counts(self.images, self.member_images, self.speed_images, self.large_images)
+        _require_positive(**vars(counts))
         device, console = choose_device(self.device), Console()
-        todo = {part: autoattack_cost.cases((part,))[int(number) :: int(processes)] for part in self.parts}
-        if time.time() < until and any(autoattack_cost.missing(self.output, cases) for cases in todo.values()):
-            test = load(Data(self.dataset, self.data_dir), self.images, trained_elsewhere=True).test
-            few = type(test)(test.images[: self.speed_images], test.labels[: self.speed_images])
-            facts = (self.models, device, _origin(device), until, self.large_images, console.line)
-            for part, cases in todo.items():
-                for row in autoattack_cost.measure(self.output, cases, few if part == "speed" else test, *facts):
-                    console.line(autoattack_cost.row_line(row))
+        todo = autoattack_cost.cases(self.parts)
+        if time.time() < until and autoattack_cost.missing(self.output, todo):
+            data = load(Data(self.dataset, self.data_dir), self.images, trained_elsewhere=True).test
+            facts = (self.models, device, _origin(device), until, console.line)
+            for row in autoattack_cost.measure(self.output, todo, data, counts, *facts):
+                console.line(autoattack_cost.row_line(row))
         if self.page is not None:
             tables = autoattack_cost.blocks(row_store.checked(self.output, autoattack_cost.ROW))
             durable.write(self.page, with_blocks(read_page(self.page), tables).encode())
@@ -182,7 +176,7 @@ def _origin(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": provenance.commit() or "unknown",
+        "commit": provenance.commit() or f"source {provenance.source_hash()[:12]}",  # a copy without its history
         "command": shlex.join([*PROGRAM.name.split(), *map(provenance.without_password, sys.argv[1:])]),
     }
 

@@ -20,6 +20,7 @@ from tests.study.fake_runs import fake_study
 from wassersmooth.cli import main
 from wassersmooth.robustness import autoattack
 from wassersmooth.study.data import Part
+from wassersmooth.study.runs import locked
 
 ROOT = Path(__file__).parent.parent.parent.parent
 ORIGIN = {"hardware", "threads", "python", "torch", "commit", "command"}
@@ -35,7 +36,7 @@ ORIGIN = {"hardware", "threads", "python", "torch", "commit", "command"}
         (["operator", "--repeats", "0"], "repeats must be at least 1; got 0"),
         (["attacks", "--images", "0"], "images must be at least 1; got 0"),
         (["attacks", "--device", "tpu"], "device must be auto, cpu, cuda"),
-        (["autoattack", "--share", "8/8"], r"share must be K/N with K from 0 to N - 1, such as 0/8; got 8/8"),
+        (["autoattack", "--member-images", "0"], "member_images must be at least 1; got 0"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -79,7 +80,7 @@ def test_attacks_of_all_libraries_agree(tmp_path: Path, capsys: pytest.CaptureFi
 def test_autoattack_beside_its_reference(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes share the cases, and rows that are there are not measured again; the attacks themselves are shortened."""
+    """What another process measures, and rows that are there, are left alone; the attacks themselves are shortened."""
     asked = []
 
     def fake(model: nn.Module, part: Part, ball: tuple[float, str], attack: str, batch_size: int) -> Tensor:
@@ -94,22 +95,25 @@ def test_autoattack_beside_its_reference(
     generator = np.random.default_rng(0)
     np.savez(tmp_path / "few.npz", images=generator.integers(0, 256, (5, 3, 32, 32), np.uint8), labels=[0, 1, 2, 3, 9])
     path = tmp_path / "rows.json"
-    common = (
-        f"--dataset {tmp_path / 'few.npz'} --images 4 --device cpu --output {path} --models {ROOT / 'results/paper/models'}"
-    )
-    for share in ("0/2", "1/2", "1/2"):
-        assert main(["autoattack", "--parts", "parity", "--share", share, *common.split()], PROGRAM) == 0
-    assert len(asked) == 6
+    common = f"--dataset {tmp_path / 'few.npz'} --images 4 --member-images 3 --speed-images 2 --large-images 2 --device cpu"
+    common += f" --output {path} --models {ROOT / 'results/paper/models'}"
+    with locked(tmp_path / "rows.parity-none-linf-8-255-ensemble.lock"):
+        assert main(["autoattack", "--parts", "parity", *common.split()], PROGRAM) == 0
+    assert len(asked) == 5
+    for _ in range(2):
+        assert main(["autoattack", "--parts", "parity", *common.split()], PROGRAM) == 0
+        assert len(asked) == 6
+    assert not list(tmp_path.glob("rows.parity*"))
     rows = json.loads(path.read_text())["rows"]
     assert {(row["ball"], row["attack"]) for row in rows} == {
         (ball, attack) for ball in ("linf 2/255", "linf 8/255", "l2 0.5") for attack in ("ensemble", "apgd-ce")
     }
     for row in rows:
-        assert row["wrong"]["clean"] <= row["wrong"]["ours"] <= row["images"] == 4
+        assert row["wrong"]["clean"] <= row["wrong"]["ours"] <= row["images"] == (4 if row["attack"] == "ensemble" else 3)
         assert row["wrong"]["reference"] == 2
         assert row["origin"].keys() >= ORIGIN
     said = capsys.readouterr().out
-    assert "1 of 3: parity, none, linf 2/255, ensemble\nparity none, linf 2/255, ensemble: of 4 images wrong " in said
+    assert "1 of 6: parity, none, linf 2/255, ensemble\nparity none, linf 2/255, ensemble: of 4 images wrong " in said
     assert main(["autoattack", "--seconds", "0", "--parts", "speed", *common.split()], PROGRAM) == 0
     assert len(asked) == 6
 
@@ -128,20 +132,17 @@ def test_speed_of_autoattack_and_its_page(tmp_path: Path, monkeypatch: pytest.Mo
         "before\n<!-- bench: autoattack_speed -->\n<!-- /bench -->\n<!-- bench: autoattack_parity -->\nold\n<!-- /bench -->\n"
     )
     page.write_text(text)
-    flags = f"--parts speed --dataset {tmp_path / 'few.npz'} --images 3 --speed-images 2 --large-images 8 --device cpu"
+    few = "--images 3 --member-images 1 --speed-images 2 --large-images 8"
+    flags = f"--parts speed --dataset {tmp_path / 'few.npz'} {few} --device cpu"
     flags += f" --output {path} --page {page} --models {ROOT / 'results/paper/models'}"
     assert main(["autoattack", *flags.split()], PROGRAM) == 0
     small, large = json.loads(path.read_text())["rows"]
     assert (small["images"], large["images"], large["pixels"]) == (2, 8, [3, 32, 32])
-    assert len(small["seconds"]["ours"]) == 2
-    assert "reference_in_one_batch" in small["seconds"]
     assert large["wrong"]["clean"] == 0
     assert 1 <= large["wrong"]["ours"] <= 7
     filled = page.read_text()
-    assert (
-        f"| ResNet-50, 3x32x32, batches of 8 | 8 | {255 * large['epsilon']:.3g}/255 | {large['wrong']['ours']} / 8 |" in filled
-    )
-    assert filled.count("| ResNet-20, 3x32x32, batches of 2 | 2 | 2/255 | ") == 2
+    assert f"| ResNet-50, 3x32x32 | 8 | {255 * large['epsilon']:.3g}/255 | {large['wrong']['ours']} / 8 |" in filled
+    assert "| ResNet-20, 3x32x32 | 2 | 2/255 | " in filled
     assert filled.endswith("<!-- bench: autoattack_parity -->\nNot measured.\n<!-- /bench -->\n")
 
 
@@ -169,13 +170,13 @@ def test_one_attack_of_the_reference(ball: str) -> None:
 def test_a_damaged_row_of_autoattack_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "page.md").write_text("<!-- bench: autoattack_speed -->\n<!-- /bench -->\n")
     row = {"part": "speed", "network": "resnet20", "ball": "half survive", "attack": "ensemble", "reference": "1"}
-    row |= {"images": 9, "reference_batch": 9, "epsilon": 0.1, "pixels": [3, 8, 8], "origin": {"hardware": "x", "torch": "2"}}
-    row |= {"wrong": {"clean": 1, "ours": 2, "reference": 2}, "seconds": {"ours": [1.0], "reference": [2.0]}}
+    row |= {"images": 9, "epsilon": 0.1, "pixels": [3, 8, 8], "origin": {"hardware": "x", "torch": "2"}}
+    row |= {"wrong": {"clean": 1, "ours": 2, "reference": 2}, "seconds": {"ours": 1.0, "reference": 2.0}}
     command = ["autoattack", "--seconds", "0", "--output", str(tmp_path / "a.json"), "--page", str(tmp_path / "page.md")]
     (tmp_path / "a.json").write_text(json.dumps({"rows": [row]}))
     assert main(command, PROGRAM) == 0
     assert "| 2 / 2 | 1.0 | 2.0 | 2.0 |" in (tmp_path / "page.md").read_text()
-    for mistake in ({"part": None}, {"network": "<b>"}, {"seconds": {"ours": [], "reference": [1.0]}}, {"wrong": {"ours": 1}}):
+    for mistake in ({"part": None}, {"network": "<b>"}, {"seconds": {"ours": 0, "reference": 1.0}}, {"wrong": {"ours": 1}}):
         (tmp_path / "a.json").write_text(json.dumps({"rows": [row | mistake]}))
         capsys.readouterr()
         assert main(command, PROGRAM) == 2
