@@ -16,7 +16,6 @@ from torch import Tensor
 
 from wassersmooth._torch_internals import in_transform
 from wassersmooth.geometry.graph import PixelGraph
-from wassersmooth.geometry.neighbor_sum import Box
 from wassersmooth.torch_ops import register
 
 THREADS = 128  # each has one strip
@@ -28,7 +27,7 @@ _TRITON = importlib.util.find_spec("triton") is not None
 
 def supports(graph: PixelGraph, *fields: Tensor) -> bool:
     """Whether there are kernels for this graph and these fields, and no derivative through them is needed."""
-    if not (can_be_taken(*fields) and isinstance(graph.stencil, Box)) or differentiated(*fields):
+    if not (graph.is_box and can_be_taken(*fields)) or differentiated(*fields):
         return False
     return max(graph.reach) <= LARGEST_REACH
 

@@ -339,6 +339,11 @@ class PixelGraph:
         return not isinstance(self.edge_relations[0], EdgeList)
 
     @property
+    def is_box(self) -> bool:
+        """Whether all weights in a square window are 1, and are not learned."""
+        return isinstance(self._constant_stencil(), Box)
+
+    @property
     def reach(self) -> tuple[int, int]:
         """How far a neighbor can be, in rows and columns of a field on the nodes."""
         return min(self.radius, self.height - 1), min(self.radius, self.width - 1)

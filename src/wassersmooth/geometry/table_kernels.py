@@ -3,7 +3,8 @@
 Each thread has a block of pixels, four columns wide and two rows high, without shared memory or synchronization. It walks over
 the rows of their windows, four pixels at a time, and every loaded pixel serves all eight sums. Before that the block's first
 pixel is subtracted: constants are in the kernel of the maps, and what is left is as small as the differences themselves, so
-that expanding them into sums costs no digits (docs/maths.md, section 2). The tensors of a row are (THREADS,), in tuples of four columns.
+that expanding them into sums costs no digits (docs/maths.md, section 2). The tensors of a row are (THREADS,), in tuples of four
+columns.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 # ruff: noqa: RUF005 (Triton concatenates tuples, and cannot unpack them into another)
@@ -49,7 +50,7 @@ def bilinear(
 ):
     """APPLY: A(first) second; otherwise carre(first, second), of the same field if SAME. SCALED: times the image's factor."""
     image, channel, x, valid = _strips(planes, channels, width, THREADS)
-    scale = tl.load(factor + image, mask=image * channels < planes, other=0.0) if SCALED else 1.0
+    scale = tl.load(factor + image, mask=image * channels < planes, other=0.0)[:, None] if SCALED else 1.0
     first = _plane(first, image, channel, first_image, first_channel)
     second = _plane(second, image, channel, second_image, second_channel)
     result = _plane(result, image, channel, result_image, result_channel)
@@ -72,7 +73,7 @@ def bilinear(
         value = p * (s * q - sum_q)
         across = q * sum_p - sum_pq
         value = (value + across if APPLY else value - across) * 0.5
-        value = value * scale[:, None] if SCALED else value
+        value = value * scale if SCALED else value
         tl.store(
             result + y * result_row + column * result_column, value, mask=valid & (column < tl.where(y < height, width, 0))
         )
