@@ -1,6 +1,7 @@
 """The page of a report: one file, the summary and three answers first, text escaped, packages named where they are missing."""
 
 import dataclasses
+import html
 import re
 import sys
 
@@ -22,7 +23,7 @@ def report():
 
 @pytest.mark.slow
 def test_the_summary_and_three_answers_come_first(report):
-    page = report.to_html("my network")
+    page = report.to_html("my network").replace("\u00a0", " ")  # a number and its percent sign stay on one line
     assert report.summary in page
     assert re.findall(r'<section class="answer"><h2>(.*?)</h2>', page) == [
         "Clean error",
@@ -60,7 +61,21 @@ def test_a_network_that_is_not_robust_is_marked(report, classes, bad):
 def test_long_names_break_between_words(report):
     named = dataclasses.replace(report.entries[1], name="fgsm_8_pixel")
     page = dataclasses.replace(report, entries=(report.entries[0], named)).to_html()
-    assert '<th scope="row" class="measure">fgsm_<wbr>8_<wbr>pixel<small>' in page
+    assert '<th scope="row" class="measure">fgsm_<wbr>8_<wbr>pixel</th>' in page
+    assert f"<dt>fgsm_<wbr>8_<wbr>pixel</dt><dd>{html.escape(named.description)}</dd>".replace("&#x27;", "&#39;") in page
+
+
+def test_measures_stand_under_the_ball_they_belong_to(report):
+    clean, attack = report.entries[:2]
+    other = dataclasses.replace(attack, name="dimmed", epsilon=None, units="", norm="")
+    length = dataclasses.replace(attack, name="long", norm="l2")
+    groups = pages.grouped((clean, attack, other, length, report.entries[2]))
+    assert groups == [
+        ("", [clean]),
+        ("Attacks, L-infinity norm, pixel units", [attack, report.entries[2]]),
+        ("Other perturbations", [other]),
+        ("Attacks, L2 norm, pixel units", [length]),
+    ]
 
 
 def test_the_page_needs_nothing_and_runs_nothing(report):
@@ -81,7 +96,7 @@ def test_text_is_escaped(report):
 def test_what_was_not_measured_is_left_out(report):
     bare = dataclasses.replace(report, curve=(), translations=(), probes=())
     page = bare.to_html()
-    for name in ("error-curve", "translations", "<details>", "<svg"):
+    for name in ("error-curve", "translations", "that the checks compared", "<svg"):
         assert name not in page
     assert "no attack was run" in page
 

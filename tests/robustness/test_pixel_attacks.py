@@ -601,6 +601,23 @@ def test_a_subclass_may_override_start_direction_and_projection(seeded):
     assert repr(Own(0.1, 0.05, 3)).startswith("Own(epsilon=0.1, step=0.05, iterations=3")
 
 
+def test_a_subclass_may_have_a_step_rule(seeded):
+    """Steps that shrink, counted anew in every restart: a linear model's gradient has one sign, so all steps add up."""
+
+    class Shrinking(PGD):
+        def step_size(self, iteration):
+            asked.append(iteration)
+            return self.step / 2**iteration
+
+    asked = []
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+    images, labels = torch.full((3, 1, 8, 8), 0.5), torch.zeros(3, dtype=torch.long)
+    attacked = Shrinking(0.4, 0.1, 3, random_start=False, loss="margin")(model, images, labels)
+    assert torch.allclose((attacked - images).abs(), torch.tensor(0.1 + 0.05 + 0.025), atol=1e-6)
+    Shrinking(0.4, 0.1, 3, restarts=2)(model, images, labels, seeded(0))
+    assert asked == [0, 1, 2] * 3
+
+
 def test_square_in_l2_is_shown_as_such():
     assert repr(Square(0.5, norm="l2")) == "Square(epsilon=0.5, queries=1000, start_share=0.8, norm='l2')"
     assert Square(8, norm="l2").epsilon == 8

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.robustness.small_models import RandomOutput, digits, trained
+from wassersmooth.robustness.attacks import FGSM
 from wassersmooth.robustness.evaluation import evaluate
 
 pytestmark = pytest.mark.usefixtures("few_probes")
@@ -56,3 +57,14 @@ def test_bad_seeds_are_refused(seed):
 def test_one_source_of_randomness():
     with pytest.raises(ValueError, match="from one place; got seed=3 and a generator; leave one of them out"):
         evaluate(trained(), *case(), "quick", seed=3, generator=torch.Generator())
+
+
+def test_the_report_says_how_long_each_measure_took():
+    memory = {}
+    first = evaluate(trained(), *case(20), [FGSM(8 / 255)], seed=0, memory=memory)
+    assert first.seconds.keys() == first.errors.keys()
+    assert min(first.seconds.values()) > 0
+    assert "seconds" not in first.to_dict()
+    again = evaluate(trained(), *case(20), [FGSM(8 / 255)], seed=0, memory=memory)
+    assert again == first
+    assert again.seconds == {}, "what is remembered took no time"

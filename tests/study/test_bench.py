@@ -63,7 +63,8 @@ def test_a_quick_bench_writes_the_whole_json_and_shows_the_table(capsys: pytest.
         "captured": False,
     }
     assert {(row["op"], row["pass"]) for row in report["operator"]} == {
-        (op, direction) for op in ("quad", "mv") for direction in ("forward", "backward")
+        ("sample", "forward"),
+        *((op, direction) for op in ("quad", "mv") for direction in ("forward", "backward")),
     }
     assert all(row["ms"] > 0 and row["copy_ms"] > 0 for row in report["operator"])
     assert (report["memory"], report["throughput"], report["training"]) == (None, None, None)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from wassersmooth._torch_internals import in_transform
 from wassersmooth.geometry.graph import PixelGraph
-from wassersmooth.geometry.neighbor_sum import Box
 from wassersmooth.torch_ops import register
 
 THREADS = 128  # each has one strip
@@ -28,18 +27,23 @@ _TRITON = importlib.util.find_spec("triton") is not None
 
 def supports(graph: PixelGraph, *fields: Tensor) -> bool:
     """Whether there are kernels for this graph and these fields, and no derivative through them is needed."""
-    if not (_TRITON and isinstance(graph.stencil, Box) and all(_on_device(t) for t in fields)):
+    if not (graph.is_box and can_be_taken(*fields)) or differentiated(*fields):
         return False
-    if any(t.dtype != torch.float32 or t.shape != fields[0].shape for t in fields) or _differentiated(*fields):
+    return max(graph.reach) <= LARGEST_REACH
+
+
+def can_be_taken(*fields: Tensor) -> bool:
+    """Whether kernels can take these fields: float32 of one shape, on CUDA."""
+    if not _TRITON or not all(_on_device(t) for t in fields):
         return False
-    return max(graph.stencil.rows, graph.stencil.columns) <= LARGEST_REACH
+    return all(t.dtype == torch.float32 and t.shape == fields[0].shape for t in fields)
 
 
 def _on_device(field: Tensor) -> bool:
     return field.is_cuda
 
 
-def _differentiated(*fields: Tensor) -> bool:
+def differentiated(*fields: Tensor) -> bool:
     """Whether autograd or a ``torch.func`` transform would have to differentiate the kernels."""
     return in_transform() or (torch.is_grad_enabled() and any(t.requires_grad for t in fields))
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -37,6 +37,15 @@ WeightFunction = Callable[..., float]  # of an offset, such as (dy, dx)
 NEIGHBORHOODS: tuple[Neighborhood, ...] = get_args(Neighborhood)
 NAMED_WEIGHTS: tuple[NamedWeight, ...] = get_args(NamedWeight)
 RADIUS = 8  # the default, in pixels
+
+
+class _Layout(NamedTuple):
+    """Where the relations of a grid are in a table of weights."""
+
+    relations: Tensor  # the number of the relation of each entry from 1 on, 0 where there is none
+    places: Tensor  # of the representatives in the flattened half of the table with dy from 0 on # shape: (R,)
+    rows_inside: Tensor  # 1 where the neighbor of a row is inside the image # shape: (height, 2 rows + 3)
+    columns_inside: Tensor  # shape: (width, 2 columns + 1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,6 +77,7 @@ class PixelGraph:
     _relation_of_edge: Tensor | None = field(init=False)
     _fixed_stencil: NeighborSum | None = field(init=False)
     _cache: dict[tuple[str, torch.device, torch.dtype], Tensor] = field(init=False, default_factory=dict)
+    _layouts: dict[torch.device, _Layout] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -310,6 +320,8 @@ class PixelGraph:
         return made
 
     def _degrees(self, device: torch.device) -> Tensor:
+        if self.has_table:
+            return self.degrees_of(self.table_of(self._weights_in_units().to(device)))
         return self.neighbor_sum(torch.ones(1, 1, self.height, self.width, dtype=torch.float64, device=device))[0, 0]
 
     def neighbor_sum(self, values: Tensor) -> Tensor:
@@ -321,12 +333,71 @@ class PixelGraph:
             return relation_sum(self.weighted_relations(values), values)
         return self.stencil(values) - self.stencil.center * values
 
+    @property
+    def has_table(self) -> bool:
+        """Whether weights depend on the offset alone, in two dimensions at most, so that a table holds them."""
+        return not isinstance(self.edge_relations[0], EdgeList)
+
+    @property
+    def is_box(self) -> bool:
+        """Whether all weights in a square window are 1, and are not learned."""
+        return isinstance(self._constant_stencil(), Box)
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How far a neighbor can be, in rows and columns of a field on the nodes."""
+        return min(self.radius, self.height - 1), min(self.radius, self.width - 1)
+
+    def weights_like(self, like: Tensor) -> Tensor:
+        """The weights of the relations, in units of the weights, like ``like``. # shape: (R,)"""
+        return self._cached("weights", like, lambda: self._weights_in_units().to(device=like.device, dtype=like.dtype))
+
+    def weight_table(self, like: Tensor) -> Tensor:
+        """:meth:`table_of` the weights, in units of the weights, like ``like``."""
+        return self._cached("table", like, lambda: self.table_of(self.weights_like(like)))
+
+    def table_of(self, weights: Tensor) -> Tensor:
+        """A number for each relation at both of its offsets, with the center in the middle; zero elsewhere.
+
+        There is a row of zeros above and below, as the kernels need it. # shape: (R,) -> (2 rows + 3, 2 columns + 1)
+        """
+        return torch.cat((weights.new_zeros(1), weights))[self._layout(weights).relations]
+
+    def degrees_of(self, table: Tensor) -> Tensor:
+        """The sum of a table over the neighbors of each pixel. # shape: (2 rows + 3, 2 columns + 1) -> (H, W)"""
+        layout = self._layout(table)
+        return (layout.rows_inside @ table.double() @ layout.columns_inside.mT).to(table.dtype)
+
+    def representatives(self, half_table: Tensor) -> Tensor:
+        """The entries of the relations in a table of offsets with dy from 0 on. # shape: (rows + 1, 2 columns + 1) -> (R,)"""
+        return half_table.flatten()[self._layout(half_table).places]
+
+    def _layout(self, like: Tensor) -> _Layout:
+        """Where the relations are in a table, on the device of ``like``, copied there once."""
+        if like.device in self._layouts:
+            return self._layouts[like.device]
+        with torch.inference_mode(False), torch.no_grad():
+            made = _Layout(*(tensor.to(like.device) for tensor in self._layout_on_cpu()))
+        if not visibility.tracing() and not visibility.capturing(like):
+            self._layouts[like.device] = made
+        return made
+
+    def _layout_on_cpu(self) -> _Layout:
+        rows, columns = self.reach
+        dy, dx = torch.tensor([o for o in self.edge_relations if not isinstance(o, EdgeList)], device="cpu").T
+        relations = torch.zeros(2 * rows + 3, 2 * columns + 1, dtype=torch.int64, device="cpu")
+        relations[rows + 1 + dy, columns + dx] = relations[rows + 1 - dy, columns - dx] = torch.arange(1, len(dy) + 1)
+        inside = []
+        for size, reach in ((self.height, rows + 1), (self.width, columns)):
+            neighbor = torch.arange(size)[:, None] + torch.arange(-reach, reach + 1)
+            inside.append(((neighbor >= 0) & (neighbor < size)).double())
+        return _Layout(relations, dy * (2 * columns + 1) + columns + dx, *inside)
+
     def weighted_relations(self, like: Tensor) -> list[tuple[Relation, Tensor]]:
         """Each relation with its weight, in units of the weights, like ``like``; a list of edges has one for each edge."""
         if isinstance(self.edge_relations[0], EdgeList):
             return [(self.edge_relations[0], self._cached("weights", like, lambda: self._edge_weights(like)))]
-        weights = self._cached("weights", like, lambda: self._weights_in_units().to(device=like.device, dtype=like.dtype))
-        return list(zip(self.edge_relations, weights.unbind(), strict=True))
+        return list(zip(self.edge_relations, self.weights_like(like).unbind(), strict=True))
 
     def _edge_weights(self, like: Tensor) -> Tensor:
         weights = self._weights_in_units().to(device=like.device, dtype=like.dtype)
@@ -335,7 +406,7 @@ class PixelGraph:
     def _choose_stencil(self) -> NeighborSum:
         if isinstance(self.edge_relations[0], EdgeList):
             return EdgeSum()
-        reach = (min(self.radius, self.height - 1), min(self.radius, self.width - 1))
+        reach = self.reach
         if self.neighborhood == "square" and self.weight_name == "constant":
             return Box(*reach)
         if self.neighborhood == "disk" and self.weight_name == "constant":

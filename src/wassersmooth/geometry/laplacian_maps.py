@@ -21,6 +21,7 @@ subtracted first: exact algebra that keeps float32 at the accuracy of the loop o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wassersmooth._torch_internals import transformed
-from wassersmooth.geometry import box_ops
+from wassersmooth.geometry import box_ops, table_ops
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.neighbor_sum import EdgeList, Relation, edge_ends, spread_to_ends
 
@@ -39,29 +40,24 @@ _FEW_RELATIONS = 4  # as many as radius 1 has
 
 def apply(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     """A(u) v. # shape: (B, C, H, W), both and the result"""
-    if graph.learned:
+    if graph.learned and not _weights_have_kernels(graph, u, v):
         return apply_by_edges(graph, u, v)
-    if _needs_plain_operations(u, v):
-        return _apply_kernel(graph, u, v)
-    result: Tensor = _Apply.apply(graph, u, v)  # type: ignore[no-untyped-call]
-    return result
+    return _apply(graph, graph.weights_like(v) if graph.learned else None, u, v)
 
 
 def carre_du_champ(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
     """(1/2) sum_j w_kj (p_k - p_j)(q_k - q_j). # shape: (B, C, H, W), both and the result"""
-    if graph.learned:
+    if graph.learned and not _weights_have_kernels(graph, p, q):
         return carre_du_champ_by_edges(graph, p, q)
-    if _needs_plain_operations(p, q):
-        return _carre_kernel(graph, p, q)
-    result: Tensor = _CarreDuChamp.apply(graph, p, q)  # type: ignore[no-untyped-call]
-    return result
+    return _carre_du_champ(graph, graph.weights_like(p) if graph.learned else None, p, q)
 
 
 def quadratic(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     """v' A(u) v = sum_k u_k carre_du_champ(v, v)_k for each image. # shape: (B, C, H, W), both -> (B,)"""
     # The gradient in u is the carre du champ itself, so where it is needed, autograd should keep it.
     if graph.learned or u.requires_grad or _needs_plain_operations(u, v):
-        return _quadratic_kernel(graph, u, v) if box_ops.supports(graph, u, v) else inner(u, carre_du_champ(graph, v, v))
+        fused = not graph.learned and (box_ops.supports(graph, u, v) or table_ops.supports(graph, u, v))
+        return _quadratic_kernel(graph, u, v) if fused else inner(u, carre_du_champ(graph, v, v))
     result: Tensor = _Quadratic.apply(graph, u, v)  # type: ignore[no-untyped-call]
     return result
 
@@ -69,6 +65,33 @@ def quadratic(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """The inner product of each pair of images. # shape: (B, ...), both -> (B,)"""
     return (a * b).sum(tuple(range(1, a.dim())))
+
+
+def _weights_have_kernels(graph: PixelGraph, *fields: Tensor) -> bool:
+    """Whether learned weights are an argument of the autograd functions below, instead of a loop over the relations."""
+    return table_ops.exist_for(graph, *fields) and not _needs_plain_operations(*fields)
+
+
+def _apply(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tensor) -> Tensor:
+    """A(u) v with other weights than the graph's, one for each relation, or with its own. # shape of weights: (R,)"""
+    if weights is None and _needs_plain_operations(u, v):
+        return _apply_kernel(graph, None, u, v)
+    result: Tensor = _Apply.apply(graph, weights, u, v)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _carre_du_champ(graph: PixelGraph, weights: Tensor | None, p: Tensor, q: Tensor) -> Tensor:
+    if weights is None and _needs_plain_operations(p, q):
+        return _carre_kernel(graph, None, p, q)
+    result: Tensor = _CarreDuChamp.apply(graph, weights, p, q)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _relation_sums(graph: PixelGraph, a: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """sum over the edges of each relation of (a_i + a_j)/2 (p_i - p_j)(q_i - q_j), over all images: what is multiplied by its
+    weight in sum_k a_k carre_du_champ(p, q)_k. # shape: (B, C, H, W), all three -> (R,)"""
+    result: Tensor = _RelationSums.apply(graph, a, p, q)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _needs_plain_operations(*tensors: Tensor) -> bool:
@@ -114,7 +137,18 @@ def _edge_accumulator(*fields: Tensor) -> Callable[[Tensor, Tensor, Tensor, Rela
     return out_of_place if torch.is_grad_enabled() or _needs_plain_operations(*fields) else in_place
 
 
-def _apply_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+def _table(graph: PixelGraph, weights: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The table of weights and its degrees, as the kernels take them."""
+    if weights is None:
+        return graph.weight_table(like), graph.degrees(like)
+    table = graph.table_of(weights)
+    return table, graph.degrees_of(table)
+
+
+def _apply_kernel(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tensor) -> Tensor:
+    if weights is not None or (not box_ops.supports(graph, u, v) and table_ops.supports(graph, u, v)):
+        weighted: Tensor = table_ops.apply(u, v, *_table(graph, weights, v))
+        return weighted
     if box_ops.supports(graph, u, v):
         applied: Tensor = box_ops.apply(u, v, graph.stencil.rows, graph.stencil.columns)
         return applied
@@ -129,21 +163,33 @@ def _apply_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
 
 
 def _quadratic_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
+    lengths: Tensor
     if box_ops.supports(graph, u, v):
-        lengths: Tensor = box_ops.quad(u, v, graph.stencil.rows, graph.stencil.columns)
-        return lengths
-    return inner(u, _carre_kernel(graph, v, v))
+        lengths = box_ops.quad(u, v, graph.stencil.rows, graph.stencil.columns)
+    elif table_ops.supports(graph, u, v):
+        lengths = table_ops.quad(u, v, *_table(graph, None, v))
+    else:
+        lengths = inner(u, _carre_kernel(graph, None, v, v))
+    return lengths
 
 
 def _scaled_apply(graph: PixelGraph, factor: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """A(u) v times a factor for each image, in one kernel unless it must be differentiated again."""
-    if box_ops.supports(graph, u, v) and not (torch.is_grad_enabled() and factor.requires_grad):
-        scaled: Tensor = box_ops.apply(u, v, graph.stencil.rows, graph.stencil.columns, factor)
-        return scaled
+    scaled: Tensor
+    if not (torch.is_grad_enabled() and factor.requires_grad):
+        if box_ops.supports(graph, u, v):
+            scaled = box_ops.apply(u, v, graph.stencil.rows, graph.stencil.columns, factor)
+            return scaled
+        if table_ops.supports(graph, u, v):
+            scaled = table_ops.apply(u, v, *_table(graph, None, v), factor)
+            return scaled
     return apply(graph, factor[:, None, None, None] * u, v)
 
 
-def _carre_kernel(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
+def _carre_kernel(graph: PixelGraph, weights: Tensor | None, p: Tensor, q: Tensor) -> Tensor:
+    if weights is not None or (not box_ops.supports(graph, p, q) and table_ops.supports(graph, p, q)):
+        weighted: Tensor = table_ops.carre_du_champ(p, q, *_table(graph, weights, p))
+        return weighted
     if box_ops.supports(graph, p, q):
         products: Tensor = box_ops.carre_du_champ(p, q, graph.stencil.rows, graph.stencil.columns)
         return products
@@ -229,53 +275,87 @@ class _Tiling:
 
 
 class _Bilinear(torch.autograd.Function):
-    """Save the graph and both arguments for the derivatives."""
+    """Save the graph, both fields and the weights for the derivatives. The weights are None where they are the graph's own
+    constant ones."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.graph, first, second = inputs
-        ctx.save_for_backward(first, second)
-        ctx.save_for_forward(first, second)
+        ctx.graph, *given = inputs
+        ctx.save_for_backward(*given)
+        ctx.save_for_forward(*given)
 
 
 class _Apply(_Bilinear):
     @staticmethod
-    def forward(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
-        return _apply_kernel(graph, u, v)
+    def forward(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tensor) -> Tensor:
+        return _apply_kernel(graph, weights, u, v)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
-        u, v = ctx.saved_tensors
-        to_u = carre_du_champ(ctx.graph, v, gradient) if ctx.needs_input_grad[1] else None
-        to_v = apply(ctx.graph, u, gradient) if ctx.needs_input_grad[2] else None
-        return None, to_u, to_v
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None, Tensor | None]:
+        weights, u, v = ctx.saved_tensors
+        to_weights = _relation_sums(ctx.graph, u, v, gradient) if ctx.needs_input_grad[1] else None
+        to_u = _carre_du_champ(ctx.graph, weights, v, gradient) if ctx.needs_input_grad[2] else None
+        to_v = _apply(ctx.graph, weights, u, gradient) if ctx.needs_input_grad[3] else None
+        return None, to_weights, to_u, to_v
 
     @staticmethod
-    def jvp(ctx: Any, _: None, u_tangent: Tensor | None, v_tangent: Tensor | None) -> Tensor:
-        u, v = ctx.saved_tensors
-        along_u, along_v = (lambda t: apply(ctx.graph, t, v)), (lambda t: apply(ctx.graph, u, t))
-        return _product_rule(along_u, u_tangent, along_v, v_tangent)
+    def jvp(ctx: Any, _: None, w_tangent: Tensor | None, u_tangent: Tensor | None, v_tangent: Tensor | None) -> Tensor:
+        weights, u, v = ctx.saved_tensors
+        return _product_rule(
+            (lambda t: _apply(ctx.graph, t, u, v), w_tangent),
+            (lambda t: _apply(ctx.graph, weights, t, v), u_tangent),
+            (lambda t: _apply(ctx.graph, weights, u, t), v_tangent),
+        )
 
 
 class _CarreDuChamp(_Bilinear):
     @staticmethod
-    def forward(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
-        return _carre_kernel(graph, p, q)
+    def forward(graph: PixelGraph, weights: Tensor | None, p: Tensor, q: Tensor) -> Tensor:
+        return _carre_kernel(graph, weights, p, q)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
-        p, q = ctx.saved_tensors
-        to_p = apply(ctx.graph, gradient, q) if ctx.needs_input_grad[1] else None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None, Tensor | None]:
+        weights, p, q = ctx.saved_tensors
+        to_weights = _relation_sums(ctx.graph, gradient, p, q) if ctx.needs_input_grad[1] else None
+        to_p = _apply(ctx.graph, weights, gradient, q) if ctx.needs_input_grad[2] else None
         if p is q:  # the same tensor twice: the two adjoints are equal
-            return None, to_p, to_p
-        to_q = apply(ctx.graph, gradient, p) if ctx.needs_input_grad[2] else None
-        return None, to_p, to_q
+            return None, to_weights, to_p, to_p
+        to_q = _apply(ctx.graph, weights, gradient, p) if ctx.needs_input_grad[3] else None
+        return None, to_weights, to_p, to_q
 
     @staticmethod
-    def jvp(ctx: Any, _: None, p_tangent: Tensor | None, q_tangent: Tensor | None) -> Tensor:
-        p, q = ctx.saved_tensors
-        along_p, along_q = (lambda t: carre_du_champ(ctx.graph, t, q)), (lambda t: carre_du_champ(ctx.graph, p, t))
-        return _product_rule(along_p, p_tangent, along_q, q_tangent)
+    def jvp(ctx: Any, _: None, w_tangent: Tensor | None, p_tangent: Tensor | None, q_tangent: Tensor | None) -> Tensor:
+        weights, p, q = ctx.saved_tensors
+        return _product_rule(
+            (lambda t: _carre_du_champ(ctx.graph, t, p, q), w_tangent),
+            (lambda t: _carre_du_champ(ctx.graph, weights, t, q), p_tangent),
+            (lambda t: _carre_du_champ(ctx.graph, weights, p, t), q_tangent),
+        )
+
+
+class _RelationSums(_Bilinear):
+    """The derivative of both maps in the weights, and so linear in three fields."""
+
+    @staticmethod
+    def forward(graph: PixelGraph, a: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        return graph.representatives(table_ops.relation_sums(a, p, q, *graph.reach))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor | None, Tensor | None]:
+        a, p, q = ctx.saved_tensors
+        to_a = _carre_du_champ(ctx.graph, gradient, p, q) if ctx.needs_input_grad[1] else None
+        to_p = _apply(ctx.graph, gradient, a, q) if ctx.needs_input_grad[2] else None
+        to_q = _apply(ctx.graph, gradient, a, p) if ctx.needs_input_grad[3] else None
+        return None, to_a, to_p, to_q
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, a_tangent: Tensor | None, p_tangent: Tensor | None, q_tangent: Tensor | None) -> Tensor:
+        a, p, q = ctx.saved_tensors
+        return _product_rule(
+            (lambda t: _relation_sums(ctx.graph, t, p, q), a_tangent),
+            (lambda t: _relation_sums(ctx.graph, a, t, q), p_tangent),
+            (lambda t: _relation_sums(ctx.graph, a, p, t), q_tangent),
+        )
 
 
 class _Quadratic(_Bilinear):
@@ -294,17 +374,12 @@ class _Quadratic(_Bilinear):
     @staticmethod
     def jvp(ctx: Any, _: None, u_tangent: Tensor | None, v_tangent: Tensor | None) -> Tensor:
         u, v = ctx.saved_tensors
-        along_u, along_v = (lambda t: quadratic(ctx.graph, t, v)), (lambda t: 2 * inner(u, carre_du_champ(ctx.graph, v, t)))
-        return _product_rule(along_u, u_tangent, along_v, v_tangent)
+        return _product_rule(
+            (lambda t: quadratic(ctx.graph, t, v), u_tangent),
+            (lambda t: 2 * inner(u, carre_du_champ(ctx.graph, v, t)), v_tangent),
+        )
 
 
-Along = Callable[[Tensor], Tensor]
-
-
-def _product_rule(in_first: Along, first_tangent: Tensor | None, in_second: Along, second_tangent: Tensor | None) -> Tensor:
+def _product_rule(*parts: tuple[Callable[[Tensor], Tensor], Tensor | None]) -> Tensor:
     """The sum of the derivatives along the tangents that are not None."""
-    if second_tangent is None:
-        assert first_tangent is not None
-        return in_first(first_tangent)
-    second = in_second(second_tangent)
-    return second if first_tangent is None else in_first(first_tangent) + second
+    return functools.reduce(torch.add, [derivative(tangent) for derivative, tangent in parts if tangent is not None])

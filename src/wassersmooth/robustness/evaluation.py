@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import fields
 
@@ -150,6 +151,7 @@ class _Evaluation:
         self.autoattack_images, self.keep_images, self.memory = autoattack_images, keep_images, memory
         self.progress = progress or (lambda done, total, name: None)
         self.kept: dict[str, Tensor] = {}
+        self.seconds: dict[str, float] = {}
 
     def run(self) -> Report:
         findings = check_determinism(self.measurement, self.limits.probes)
@@ -195,6 +197,7 @@ class _Evaluation:
             fooled={name: self._as_given(wrong) for name, wrong in table.items()},
             seen={name: self._as_given(torch.ones_like(wrong)) for name, wrong in table.items()},
             images={name: kept[self.measurement.order[: len(kept)].argsort()] for name, kept in self.kept.items()},
+            seconds=self.seconds,
         )
 
     def _as_given(self, values: Tensor) -> Tensor:
@@ -221,6 +224,7 @@ class _Evaluation:
             standing[:limit] &= ~wrong[:limit]
 
         def measure() -> Tensor:
+            began = time.perf_counter()
             wrong = ~standing[:limit]
             found, kept = torch.zeros(0, dtype=torch.bool), None
             if standing.any():
@@ -228,6 +232,7 @@ class _Evaluation:
             wrong[standing[:limit]] = found
             if self.keep_images:
                 self.kept[name] = self._with_fallen(kept, standing[:limit], fallen)
+            self.seconds[name] = time.perf_counter() - began  # results are on the CPU by now
             return wrong
 
         after = f" after {', '.join(fallen)}" if fallen else ""

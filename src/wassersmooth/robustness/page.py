@@ -17,9 +17,11 @@ from wassersmooth.robustness.svg import DASHES, INK, MARKERS, MUTED, PALETTE, co
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from wassersmooth.robustness.report import Report
+    from wassersmooth.robustness.report import Entry, Report
 
+NBSP = "\u00a0"
 MOST_TICKS = 9
+NORMS = {"linf": "L-infinity norm", "l2": "L2 norm", "wasserstein": "Wasserstein distance"}
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,13 @@ def templates(*packages: str) -> Environment:
     loader = ChoiceLoader([PackageLoader(package) for package in (*packages, "wassersmooth.robustness")])
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     found.globals |= {"DASHES": DASHES, "MARKERS": MARKERS, "PALETTE": PALETTE}
+    found.filters["unbroken"] = unbroken
     return found
+
+
+def unbroken(prose: str) -> str:
+    """Text in which a number stays on one line with its percent sign, and with the letter it belongs to."""
+    return prose.replace(" %", f"{NBSP}%").replace("η = ", f"η{NBSP}={NBSP}").replace("ε = ", f"ε{NBSP}={NBSP}")
 
 
 def report_page(report: Report, title: str, remark: str = "") -> str:
@@ -75,11 +83,23 @@ def report_page(report: Report, title: str, remark: str = "") -> str:
     if points := plotted_family(report.curve):
         chance = None if report.classes is None else error_of_guessing(report.classes)
         drawing = curve_drawing([CurveLine(title, 1, with_clean(points, clean.error, clean.low, clean.high))], chance)
-    return (
-        templates()
-        .get_template("evaluation.html")
-        .render(report=report, title=title, answers=answers(report), drawing=drawing, images=f"{clean.images:,}", remark=remark)
-    )
+    about = {"report": report, "title": title, "remark": remark, "images": f"{clean.images:,}", "drawing": drawing}
+    return templates().get_template("evaluation.html").render(about, answers=answers(report), groups=grouped(report.entries))
+
+
+def grouped(entries: Sequence[Entry]) -> list[tuple[str, list[Entry]]]:
+    """The rows of the table under a heading for each ball, in the order of the first of each; the clean error has none."""
+    found: dict[str, list[Entry]] = {}
+    for place, entry in enumerate(entries):
+        found.setdefault(_heading(entry) if place else "", []).append(entry)
+    return list(found.items())
+
+
+def _heading(entry: Entry) -> str:
+    if entry.epsilon is None:
+        return "Other perturbations"
+    units = f"{entry.units} units" if entry.units in ("pixel", "normalized") else entry.units
+    return f"Attacks, {NORMS.get(entry.norm, entry.norm)}, {units}"
 
 
 def answers(report: Report) -> tuple[Answer, ...]:
@@ -141,9 +161,7 @@ def curve_drawing(lines: Sequence[CurveLine], chance: float | None) -> str:
             axes.plot(x, [p.error for p in line.points], marker=MARKERS[line.series % PALETTE], clip_on=False, **style)
         if chance is not None:
             axes.axhline(chance, color=MUTED, lw=0.9, ls=(0, (2, 2)))
-            axes.annotate(
-                "guessing", (1, chance), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8.5, color=INK
-            )
+            axes.annotate("guessing", (0.01, chance), xycoords=("axes fraction", "data"), va="bottom", fontsize=8.5, color=INK)
         ticks = sorted({factor * point.epsilon for line in lines for point in line.points})
         if len(ticks) <= MOST_TICKS:
             axes.set_xticks(ticks, [f"{tick:.4g}" for tick in ticks])
@@ -158,5 +176,5 @@ def curve_drawing(lines: Sequence[CurveLine], chance: float | None) -> str:
 
 
 def _ball(point: CurvePoint) -> str:
-    norm = {"l2": "L2 norm", "wasserstein": "Wasserstein distance"}.get(point.norm, point.norm)
+    norm = NORMS.get(point.norm, point.norm)
     return norm if point.units == "pixel" else f"{norm} ({point.units})"

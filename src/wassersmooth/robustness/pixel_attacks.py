@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal, get_args
 
 import torch
@@ -80,8 +81,8 @@ class FGSM(LabelAttack):
 class PGD(LabelAttack):
     """Projected gradient steps in pixel units, inside [0, 1] and a ball around the original.
 
-    A subclass may override ``start``, ``direction`` and ``project``, which the loop calls: another starting point, another step
-    rule, another set to stay in.
+    A subclass may override ``start``, ``step_size``, ``direction`` and ``project``, which the loop calls: another starting
+    point, another step rule, another set to stay in.
 
     Arguments:
         epsilon, step, iterations: radius of the ball, length of a step in the same norm, number of steps.
@@ -117,6 +118,10 @@ class PGD(LabelAttack):
         """Where an attempt begins. # shape: (B, C, H, W) -> the same"""
         return balls.random_point(images, self.epsilon, self.norm, generator) if self.random_start and self.epsilon else images
 
+    def step_size(self, iteration: int) -> float:
+        """The length of a step, by its number from 0 on."""
+        return self.step
+
     def direction(self, gradient: Tensor) -> Tensor:
         """The direction of a step, of length 1, from a gradient of the loss. # shape: (B, C, H, W) -> the same"""
         return balls.direction(gradient, self.norm)
@@ -139,8 +144,10 @@ class PGD(LabelAttack):
         return best
 
     def _attempt(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        iteration = count()
+
         def step(x: Tensor, g: Tensor) -> Tensor:
-            return self.project(x + self.step * self.direction(g), images)
+            return self.project(x + self.step_size(next(iteration)) * self.direction(g), images)
 
         return self.ascend(model, self.start(images, generator), labels, self.iterations, step, self.loss)
 

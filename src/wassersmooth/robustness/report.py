@@ -17,7 +17,7 @@ UNMASKED = "no sign of masking"
 TOO_FEW = "too few images to tell masked gradients"
 ONE_ANSWER = "one_answer_for_all"  # the finding, and how the verdict on such a model begins
 LEARNED_NOTHING = "learned nothing: one answer for all"
-PER_IMAGE = ("fooled", "seen", "images")
+NOT_STORED = ("fooled", "seen", "images", "seconds")  # what is kept of each image, and what differs from run to run
 FEWEST = 20  # with 16, a softmax saturated a thousandfold goes unnoticed on one set of digits in fifteen
 
 
@@ -67,6 +67,7 @@ class Report:
             measure did not see. # shape of each: (B,) bool
         seen: by name, which images the measure saw. # shape of each: (B,) bool
         images: with ``keep_images=True``, by name, the perturbed images of ``seen``, on the CPU. # shape of each: (n, C, H, W)
+        seconds: by name, how long the measure took; those found in a memory have none.
     """
 
     suite: str
@@ -82,6 +83,7 @@ class Report:
     fooled: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
     seen: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
     images: Mapping[str, Tensor] = field(default_factory=dict, compare=False)
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def errors(self) -> dict[str, float]:
@@ -120,10 +122,10 @@ class Report:
         return list(dict.fromkeys(finding.words for finding in self.masking))
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers, in plain types; what is kept of each image is left out."""
+        """All numbers, in plain types; what is kept of each image, and the times, are left out."""
         plain = asdict(replace(self, fooled={}, seen={}, images={}))
         views = {"errors": self.errors, "intervals": self.intervals, "flips": self.flips, "verdict": self.verdict}
-        return {key: plain[key] for key in plain if key not in PER_IMAGE} | views | {"summary": self.summary}
+        return {key: plain[key] for key in plain if key not in NOT_STORED} | views | {"summary": self.summary}
 
     def to_json(self, indent: int | None = 2) -> str:
         """The same as JSON; ``indent=None`` is a single line."""

@@ -1,15 +1,16 @@
-"""The cost of L(x) alone: `quad` and `mv`, forward and backward, beside the time of copying what they read and write."""
+"""The cost of L(x) alone: `quad`, `mv` and `sample`, forward and backward, beside copying what they read and write."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from wassersmooth.geometry.cometric import WeightedLaplacian
-from wassersmooth.geometry.graph import NamedWeight, Neighborhood, PixelGraph
-from wassersmooth.geometry.metrics import Wasserstein
+from wassersmooth.geometry.coherent_motion import Deformations
+from wassersmooth.geometry.cometric import Cometric, WeightedLaplacian
+from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.geometry.metrics import Metric, Wasserstein
 from wassersmooth.geometry.neighbor_sum import edge_ends
 from wassersmooth.study.bench.timing import Progress, Work, captured, timings
 
@@ -21,23 +22,50 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
     "cpu": ((128, 3, 32, 32), (8, 1, 224, 224)),
 }
 QUICK_SHAPES: tuple[Shape, ...] = ((16, 3, 32, 32),)
-# (radius, neighborhood, weight); on CUDA only constant weights in a square have special kernels
-CASES: tuple[tuple[int, Neighborhood, NamedWeight], ...] = (
-    *((radius, "square", "constant") for radius in RADII),
-    (4, "square", "gaussian"),
-    (4, "disk", "constant"),
-)
 REPETITIONS = 20  # calls in one graph, since one call is too short to be timed
-SLOW_REPETITIONS = 2  # of a call without a special kernel, which takes far longer
+CHECKED_IMAGES = 4  # on which results are compared with float64
+
+
+class Case(NamedTuple):
+    """A metric. Motion has its smoothness as radius."""
+
+    radius: int
+    neighborhood: str  # square, disk or motion
+    weights: str  # constant, gaussian, learned, or the kind of motion
+
+    def metric(self, height: int, width: int, device: torch.device) -> Metric:
+        if self.neighborhood == "motion":
+            return Deformations(height, width, float(self.radius), self.weights)  # type: ignore[arg-type]
+        weight: Any = "constant" if self.weights == "learned" else self.weights
+        graph = PixelGraph.grid(height, width, self.radius, self.neighborhood, weight)  # type: ignore[arg-type]
+        if self.weights == "learned":
+            lengths = torch.tensor([float(dy * dy + dx * dx) for dy, dx in graph.offsets])
+            learned = torch.exp(-lengths / self.radius**2).to(device).requires_grad_()
+            graph = PixelGraph.grid(height, width, self.radius, weight=learned)
+        return Wasserstein(graph)
+
+
+CASES: tuple[Case, ...] = (
+    *(Case(radius, "square", "constant") for radius in RADII),
+    *(
+        Case(radius, *kind)
+        for kind in (("square", "gaussian"), ("disk", "constant"), ("square", "learned"))
+        for radius in (4, 8)
+    ),
+    *(Case(smoothness, "motion", "transport") for smoothness in (2, 4)),
+)
+SAMPLED = (Case(4, "square", "constant"),)
 
 
 def operator_rows(
     device: torch.device, progress: Progress | None = None, repeats: int = 9, shapes: tuple[Shape, ...] | None = None
 ) -> list[dict[str, Any]]:
-    """One row for each shape, graph, operation and pass, in milliseconds per call.
+    """One row for each shape, metric, operation and pass, in milliseconds per call.
 
-    Backward is the gradient in v of a recorded forward pass. ``copy_ms`` is the time to clone every field that is read or
-    written: u, v, and the result of ``mv`` or the gradient; ``quad`` writes only one number per image.
+    Backward is the gradient in v of a recorded forward pass, and in the weights if they are learned. ``copy_ms`` is the time to
+    clone every field that is read or written: u, v, and the result of ``mv`` or the gradient; ``quad`` writes only one number
+    per image. For ``sample`` it is the time to draw as many normal numbers. ``error`` is the largest difference from float64,
+    as a part of the largest value. An operation that fails has a row with its ``failure``, and no times.
     """
     rows: list[dict[str, Any]] = []
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -48,34 +76,47 @@ def operator_rows(
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(device))
         works: dict[Any, Work] = {2: _cloning(x, v), 3: _cloning(x, v, g)}
+        errors: dict[Any, float] = {}
+        failures: dict[Any, str] = {}
         for case in CASES:
-            radius, neighborhood, weight = case
-            graph = PixelGraph.grid(*shape[-2:], radius=radius, neighborhood=neighborhood, weight=weight)
-            with torch.cuda.stream(stream):
-                laplacian = Wasserstein(graph).evaluate(x)
-                works |= {(*case, *key): work for key, work in _passes(laplacian, v, g).items()}
+            try:
+                with torch.cuda.stream(stream):
+                    metric = case.metric(*shape[-2:], device)
+                    found = _passes(metric, x, v, g)
+                    found |= _sampling(metric, x) if case in SAMPLED else {}
+                    works |= {(case, *key): work for key, work in found.items()}
+                    errors |= {(case, op): error for op, error in _errors(metric, x, v).items()}
+            except Exception as error:  # a kernel that a device cannot compile is a result of its own
+                failures[case] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         prepared: dict[Any, Work] = {}
         uncaptured: list[Work] = []
         for key, work in works.items():
             if progress is not None:
                 progress(f"{shape[0]} images of {shape[-1]} pixels")
             prepared[key] = _captured(work, device, _repetitions(key, device), stream, uncaptured)
-        found = {key: timing.ms / _repetitions(key, device) for key, timing in timings(prepared, repeats, device).items()}
-        for key, time in found.items():
-            if not isinstance(key, tuple):
+        times = {key: timing.ms / _repetitions(key, device) for key, timing in timings(prepared, repeats, device).items()}
+        for key, ms in times.items():
+            if not isinstance(key, tuple) or key[1] == "normals":
                 continue
-            radius, neighborhood, weight, op, direction = key
-            copy = found[2 if (op, direction) == ("quad", "forward") else 3]
-            row = {"shape": list(shape), "radius": radius, "op": op, "pass": direction}
-            row |= {"neighborhood": neighborhood, "weights": weight}
+            case, op, direction = key
+            baseline: Any = (
+                (case, "normals", "forward") if op == "sample" else 2 if (op, direction) == ("quad", "forward") else 3
+            )
+            row = {"shape": list(shape), "radius": case.radius, "op": op, "pass": direction}
+            row |= {"neighborhood": case.neighborhood, "weights": case.weights}
             row |= {"captured": device.type == "cuda" and works[key] not in uncaptured}
-            rows.append(row | {"ms": time, "copy_ms": copy, "ratio": time / copy})
+            row |= {"error": errors[case, op]} if (case, op) in errors and direction == "forward" else {}
+            rows.append(row | {"ms": ms, "copy_ms": times[baseline], "ratio": ms / times[baseline]})
+        for case, failure in failures.items():
+            row = {"shape": list(shape), "radius": case.radius, "op": "all", "pass": "forward", "captured": False}
+            row |= {"neighborhood": case.neighborhood, "weights": case.weights, "failure": failure}
+            rows.append(row | {"ms": 0.0, "copy_ms": 0.0, "ratio": 0.0})
     return rows
 
 
 def parts(shapes: tuple[Shape, ...]) -> int:
     """How often :func:`operator_rows` reports progress."""
-    return len(shapes) * (2 + 4 * len(CASES))
+    return len(shapes) * (2 + 4 * len(CASES) + 2 * len(SAMPLED))
 
 
 def quad_by_edges(laplacian: WeightedLaplacian, v: Tensor) -> Tensor:
@@ -89,9 +130,7 @@ def quad_by_edges(laplacian: WeightedLaplacian, v: Tensor) -> Tensor:
 
 
 def _repetitions(key: Any, device: torch.device) -> int:
-    if device.type == "cpu":
-        return 1
-    return REPETITIONS if not isinstance(key, tuple) or key[1:3] == ("square", "constant") else SLOW_REPETITIONS
+    return 1 if device.type == "cpu" or (isinstance(key, tuple) and key[1] in ("sample", "normals")) else REPETITIONS
 
 
 def _captured(
@@ -110,12 +149,46 @@ def _cloning(*fields: Tensor) -> Work:
     return lambda: [field.clone() for field in fields]
 
 
-def _passes(laplacian: WeightedLaplacian, v: Tensor, g: Tensor) -> dict[tuple[str, str], Work]:
-    v = v.detach().requires_grad_()
-    quad, mv, ones = laplacian.quad(v), laplacian.mv(v), v.new_ones(len(v))
+def _passes(metric: Metric, x: Tensor, v: Tensor, g: Tensor) -> dict[tuple[str, str], Work]:
+    cometric, v = metric.evaluate(x), v.detach().requires_grad_()
+    quad, mv, ones = cometric.quad(v), cometric.mv(v), v.new_ones(len(v))
+    inputs = [v, *_learned(cometric)]
+
+    @torch.no_grad()
+    def forward(op: str) -> Tensor:
+        result: Tensor = getattr(cometric, op)(v)
+        return result
+
     return {
-        ("quad", "forward"): lambda: laplacian.quad(v.detach()),
-        ("quad", "backward"): lambda: torch.autograd.grad(quad, v, ones, retain_graph=True),
-        ("mv", "forward"): lambda: laplacian.mv(v.detach()),
-        ("mv", "backward"): lambda: torch.autograd.grad(mv, v, g, retain_graph=True),
+        ("quad", "forward"): lambda: forward("quad"),
+        ("quad", "backward"): lambda: torch.autograd.grad(quad, inputs, ones, retain_graph=True),
+        ("mv", "forward"): lambda: forward("mv"),
+        ("mv", "backward"): lambda: torch.autograd.grad(mv, inputs, g, retain_graph=True),
+    }
+
+
+def _learned(cometric: Cometric) -> list[Tensor]:
+    weights = [cometric.graph.weights] if isinstance(cometric, WeightedLaplacian) else []
+    return [tensor for tensor in weights if tensor.requires_grad]
+
+
+def _sampling(metric: Metric, x: Tensor) -> dict[tuple[str, str], Work]:
+    """A sample, and the normal numbers of all edges alone."""
+    cometric = metric.evaluate(x)
+    assert isinstance(cometric, WeightedLaplacian)
+    sizes = [edge_ends(x, relation)[0].shape for relation in cometric.graph.edge_relations]
+    return {
+        ("sample", "forward"): lambda: cometric.sample(),
+        ("normals", "forward"): lambda: [torch.randn(size, dtype=x.dtype, device=x.device) for size in sizes],
+    }
+
+
+@torch.no_grad()
+def _errors(metric: Metric, x: Tensor, v: Tensor) -> dict[str, float]:
+    x, v = x[:CHECKED_IMAGES], v[:CHECKED_IMAGES]
+    here, exact = metric.evaluate(x), metric.evaluate(x.double())
+    quad, mv = exact.quad(v.double()), exact.mv(v.double())
+    return {
+        "quad": float(((here.quad(v) - quad) / quad).abs().max()),
+        "mv": float((here.mv(v) - mv).abs().max() / mv.abs().max()),
     }

@@ -54,7 +54,8 @@ _ROW = object_with(
         **dict.fromkeys(("ms", "copy_ms", "ratio"), number(0, 1e9)),
         "radius": COUNT,
         "captured": truth,
-    }
+    },
+    {"error": number(0), "failure": text},
 )
 _RUNS = {"runs": COUNT, "ms_per_step_per_run": number(0, 1e9)}
 _TRAINING = {"study": text, "runs": COUNT, "epochs": COUNT, "seconds": _SECONDS, "training_seconds": _SECONDS}
@@ -177,7 +178,7 @@ def _reaches(value: float, sign: str, goal: float) -> bool:
 
 
 def _is_constant(row: dict[str, Any]) -> bool:
-    return (row["neighborhood"], row["weights"]) == ("square", "constant")
+    return (row["neighborhood"], row["weights"]) == ("square", "constant") and row["op"] != "sample"
 
 
 def tables(report: BenchReport) -> list[TextTable]:
@@ -262,10 +263,11 @@ def _operator(report: BenchReport) -> TextTable | None:
         kind = row["weights"] if row["neighborhood"] == "square" else f"{row['neighborhood']}, {row['weights']}"
         name = f"{row['op']} {row['pass']}, {batch}x{channels}x{height}x{width}, {kind}"
         name += "" if row["captured"] or not report.get("cuda") else ", not captured"
-        rows.append(
-            [name, f"{row['radius']}", f"{1000 * row['ms']:.1f}", f"{1000 * row['copy_ms']:.1f}", f"{row['ratio']:.2f}"]
-        )
-    return TextTable("operator", "The operator L(x) alone", ["operation", "radius", "us", "copy, us", "times a copy"], rows)
+        name += f", failed: {row['failure']}" if "failure" in row else ""
+        times = [f"{1000 * row['ms']:.1f}", f"{1000 * row['copy_ms']:.1f}", f"{row['ratio']:.2f}"]
+        rows.append([name, f"{row['radius']}", *times, f"{row['error']:.0e}" if "error" in row else ""])
+    columns = ["operation", "radius", "us", "copy, us", "times a copy", "error"]
+    return TextTable("operator", "The operator L(x) alone", columns, rows)
 
 
 def _training(report: BenchReport) -> TextTable | None:

@@ -14,7 +14,7 @@ from wassersmooth.study.report import charts, pictures, tables
 from wassersmooth.study.report.answers import answers
 from wassersmooth.study.report.data import StudyRecord
 from wassersmooth.study.report.summary import mismatch_warning, subtitle, summary
-from wassersmooth.study.tables import Table, unbroken
+from wassersmooth.study.tables import Table
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,7 @@ CONTENTS: tuple[tuple[str, str, str, tuple[Maker, ...]], ...] = (
 @cache
 def templates() -> Environment:
     """The templates of this package, and those that it shares with the page of a single model."""
-    found = shared_templates("wassersmooth.study.report")
-    found.filters["unbroken"] = unbroken
-    return found
+    return shared_templates("wassersmooth.study.report")
 
 
 def page(study: StudyRecord) -> str:

@@ -1,0 +1,113 @@
+"""The two bilinear maps in one kernel each, for any table of weights, float32, on CUDA.
+
+What :mod:`wassersmooth.geometry.box_ops` is for constant weights: here every neighbor costs a multiplication, and the weights
+are an argument, so that they may be learned. Their gradient is :data:`relation_sums`. The kernels
+(:mod:`wassersmooth.geometry.table_kernels`) are written in Triton, which is optional.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wassersmooth.geometry import box_ops
+from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.torch_ops import register
+
+THREADS = 128  # each has four columns of two rows
+LARGEST_REACH = 16
+_SUMMED_ROWS = 32  # of a strip in which relation_sums adds up, in float32
+
+
+def supports(graph: PixelGraph, *fields: Tensor) -> bool:
+    """Whether there are kernels for this graph and these fields, and no derivative through them is needed."""
+    return exist_for(graph, *fields) and not box_ops.differentiated(*fields)
+
+
+def exist_for(graph: PixelGraph, *fields: Tensor) -> bool:
+    """Whether there are kernels for this graph and these fields."""
+    return graph.has_table and max(graph.reach) <= LARGEST_REACH and box_ops.can_be_taken(*fields)
+
+
+def _apply(u: Tensor, v: Tensor, table: Tensor, degrees: Tensor, factor: Tensor | None = None) -> Tensor:
+    """A(u) v, times a factor per image (B,). # shape: (B, C, H, W), both and the result; table: as PixelGraph.table_of"""
+    return _bilinear(u, v, table, degrees, True, factor)
+
+
+def _carre_du_champ(p: Tensor, q: Tensor, table: Tensor, degrees: Tensor) -> Tensor:
+    """(1/2) sum_j w_kj (p_k - p_j)(q_k - q_j). # shape: (B, C, H, W), both and the result"""
+    return _bilinear(p, q, table, degrees, False)
+
+
+def _quad(u: Tensor, v: Tensor, table: Tensor, degrees: Tensor) -> Tensor:
+    """v' A(u) v for each image. # shape: (B, C, H, W), both -> (B,)"""
+    from wassersmooth.geometry.table_kernels import quadratic
+
+    grid, sizes = _plan(v)
+    partial = v.new_empty(v.shape[0], v.shape[1] * grid[1] * -(-v.shape[3] // 4))
+    with torch.cuda.device_of(v):  # type: ignore[no-untyped-call]
+        quadratic[grid](
+            *(u, v, table.contiguous(), degrees.contiguous(), partial, *sizes, *u.stride(), *v.stride()), **_constants(table)
+        )
+    return partial.sum(1)
+
+
+def _relation_sums(a: Tensor, p: Tensor, q: Tensor, rows: int, columns: int) -> Tensor:
+    """sum over the edges of each offset of (a_i + a_j)/2 (p_i - p_j)(q_i - q_j), over all images and channels.
+
+    # shape: (B, C, H, W), all three -> (rows + 1, 2 columns + 1), for dy from 0 on; at dy = 0 the edges of dx are those of -dx
+    """
+    from wassersmooth.geometry.table_kernels import relation_sums
+
+    images, channels, height, width = p.shape
+    strips = -(-images * channels * -(-width // 4) // THREADS)
+    grid = (strips, -(-height // _SUMMED_ROWS), rows + 1)
+    partial = p.new_empty(grid[0] * grid[1], rows + 1, 2 * columns + 1)
+    same = p.data_ptr() == q.data_ptr() and p.stride() == q.stride() if p.numel() else True
+    with torch.cuda.device_of(p):  # type: ignore[no-untyped-call]
+        relation_sums[grid](
+            *(a, p, q, partial, images * channels, channels, height, width, *a.stride(), *p.stride(), *q.stride()),
+            **{"SAME": same, "RAGGED": width % 4 != 0, "ROWS": _SUMMED_ROWS, "COLUMN_REACH": columns, "THREADS": THREADS},
+            num_warps=THREADS // 32,
+        )
+    return partial.sum(0, dtype=torch.float64).to(p.dtype)
+
+
+apply = register("apply_table", _apply, lambda u, v, table, degrees, factor=None: torch.empty_like(v))
+carre_du_champ = register("carre_du_champ_table", _carre_du_champ, lambda p, q, table, degrees: torch.empty_like(q))
+quad = register("quad_table", _quad, lambda u, v, table, degrees: v.new_empty(v.shape[0]))
+relation_sums = register("relation_sums", _relation_sums, lambda a, p, q, rows, columns: p.new_empty(rows + 1, 2 * columns + 1))
+
+
+def _bilinear(
+    first: Tensor, second: Tensor, table: Tensor, degrees: Tensor, is_apply: bool, factor: Tensor | None = None
+) -> Tensor:
+    from wassersmooth.geometry.table_kernels import bilinear
+
+    (grid, sizes), result = _plan(second), torch.empty_like(second)
+    strides = (*first.stride(), *second.stride(), *result.stride())
+    same = not is_apply and first.data_ptr() == second.data_ptr() and first.stride() == second.stride()
+    given = (table.contiguous(), degrees.contiguous(), degrees if factor is None else factor.contiguous())
+    with torch.cuda.device_of(second):  # type: ignore[no-untyped-call]
+        bilinear[grid](
+            *(first, second, *given, result, *sizes, *strides),
+            APPLY=is_apply,
+            SCALED=factor is not None,
+            SAME=same,
+            **_constants(table),
+        )
+    return result
+
+
+def _plan(field: Tensor) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+    """The grid of programs, and the sizes that a kernel needs."""
+    images, channels, height, width = field.shape
+    planes = images * channels
+    return (-(-planes * -(-width // 4) // THREADS), -(-height // 2)), (planes, channels, height, width)
+
+
+def _constants(table: Tensor) -> dict[str, Any]:
+    rows, columns = (table.shape[0] - 3) // 2, table.shape[1] // 2
+    return {"ROW_REACH": rows, "COLUMN_REACH": columns, "THREADS": THREADS, "num_warps": THREADS // 32}
