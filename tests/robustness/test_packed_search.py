@@ -113,7 +113,17 @@ def test_fallen_images_are_dropped_and_sizes_are_few(fixed):
     sizes = model.sizes[:-1]  # the last pass confirms what was found
     assert sizes == sorted(sizes, reverse=True)
     assert left <= sizes[-1] <= max(1.5 * left, 1)
-    assert not fixed or set(sizes) <= {48, 32, 24, 16, 12, 8, 6, 4}
+    assert not fixed or set(sizes) <= {50, 48, 44, 40, 36, 32, 24, 16, 12, 8, 6, 4}
+
+
+def test_padding_costs_little():
+    everything = standing(50, True)
+    everything.limit = 10_000
+    sizes = [everything._size(rows) for rows in range(1, 1025)]
+    assert all(rows <= size <= 1.5 * rows for rows, size in enumerate(sizes, 1))
+    assert all(size <= 9 * rows / 8 for rows, size in enumerate(sizes, 1) if rows >= 32)
+    assert len(set(sizes)) <= 50
+    assert sizes[280] == 288
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=repr)

@@ -152,11 +152,15 @@ class StandingImages:
         return not self.fixed or left > CHECK_EVERY
 
     def _size(self, rows: int) -> int:
-        """The size of a batch for so many rows: that number, or the next of 1, 2, 3, 4, 6, 8, 12, 16, ..., up to the limit."""
+        """The size of a batch for so many rows: that number, or the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 36, 40, ...
+
+        From 32 on there are eight sizes to each doubling, so that padding adds at most an eighth. None is above the limit.
+        """
         if not self.fixed:
             return rows
         power = 1 << (rows - 1).bit_length()
-        return min(self.limit, 3 * power // 4 if power > 3 and rows <= 3 * power // 4 else power)
+        step = power // 16 if power > 32 else max(power // 4, 1)
+        return min(self.limit, -(-rows // step) * step)
 
 
 def fooled(outputs: Tensor, labels: Tensor) -> Tensor:
