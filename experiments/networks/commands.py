@@ -19,7 +19,7 @@ import tyro
 
 from experiments import row_store
 from experiments.networks import exactness, step_cost
-from experiments.networks.architectures import SWEPT
+from experiments.networks.architectures import SWEPT, library_version
 from wassersmooth.cli import Program
 from wassersmooth.study import durable, provenance
 from wassersmooth.study.acceleration import apply_settings
@@ -56,7 +56,8 @@ class Sweep:
         for name in self.networks:
             row = self._row(name)
             with row_store.changing(self.output) as stored:
-                stored["rows"] = row_store.merged(stored["rows"], [row | _origin(torch.device("cpu"))], ("network",))
+                row |= _origin(torch.device("cpu")) | library_version(name)
+                stored["rows"] = row_store.merged(stored["rows"], [row], ("network",))
             console.line(exactness.table([row])[-1])
         console.line(f"written: {self.output}")
 
