@@ -89,7 +89,7 @@ def compile_graph(graph: fx.GraphModule, options: dict[str, Any]) -> Callable[..
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 
     fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    with tracing(TracingContext(fakes[0].fake_mode)), config.patch(options):
+    with _tracing, tracing(TracingContext(fakes[0].fake_mode)), config.patch(options):
         graph = joint_graph_passes(graph)
         output = graph.graph.output_node()
         results: Any = output.args[0]
