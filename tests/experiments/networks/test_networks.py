@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -238,6 +239,20 @@ def test_goals_are_judged_by_the_rows() -> None:
         "- memory at most 3 times that of a plain step: reached in 1 of 2; missed by torchvision:vit_b_16 in tf32 (3.01).",
         "- no rival is faster: missed by make_fx for torchvision:resnet50 in tf32 (44.0 against 45.0 ms).",
     ]
+
+
+def test_the_pages_are_those_of_the_committed_rows(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    folder, speed = root / "results" / "networks", root / "docs" / "speed.md"
+    shutil.copy(speed, tmp_path)
+    shutil.copytree(folder, tmp_path / "networks")
+    flags = ["--page", str(tmp_path / "page.md"), "--speed", str(tmp_path / "speed.md")]
+    for name, default in (("exactness", commands.EXACTNESS), ("bench", commands.BENCH), ("precision", commands.PRECISION)):
+        flags += [f"--{name}", str(tmp_path / "networks" / default.name)]
+    flags += ["--first-calls", str(tmp_path / "networks" / commands.FIRST_CALLS.name)]
+    assert main(["render", *flags], PROGRAM) == 0
+    assert (tmp_path / "page.md").read_text() == (folder / "networks.md").read_text()
+    assert (tmp_path / "speed.md").read_text() == speed.read_text()
 
 
 def test_many_gpus_by_hand() -> None:
