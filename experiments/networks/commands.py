@@ -100,6 +100,8 @@ class Bench:
     """By default on CUDA only."""
     repeats: int = 30
     """Rounds; at most 5 for double backward."""
+    accuracy: bool = True
+    """Whether to compare the gradient of the fast step with float64."""
     processes: int = 1
     """How many such commands run side by side (see bench-all): first calls are slower then. With more than one, this command
     prints "ready" when its steps are prepared, and times them when it has read a line."""
@@ -120,7 +122,7 @@ class Bench:
         row = {"network": self.network, "size": size, "batch": batch, "precision": self.precision, "compiled": compile}
         row |= _origin(device) | library_version(self.network)
         prepared: dict[str, step_cost.Step | None] = {}
-        turns = self.output.with_suffix(f".turns{os.getpid() % COMPARED_AT_ONCE}") if self.processes > 1 else None
+        turns = self.output.with_suffix(f".turn{os.getpid() % COMPARED_AT_ONCE}.lock") if self.processes > 1 else None
 
         def prepare(kind: step_cost.Kind) -> None:
             console.line(f"{self.network} {self.precision}: {kind}")
@@ -141,7 +143,7 @@ class Bench:
                 continue
             rounds = self.repeats if kind != "double_backward" else min(self.repeats, SLOW_REPEATS)
             self._store(row | {"steps": {kind: step_cost.measure(step, rounds)}})
-            if kind == "fast":
+            if kind == "fast" and self.accuracy:
                 self._store(row | {"steps": {}, "gradient_error": step_cost.gradient_error(step)})
             del step
         for line in step_cost.table([self._store(row | {"steps": {}})]):
@@ -279,7 +281,7 @@ class FirstCall:
         """What the bench finds in a process of its own, with one round."""
         folder = cache / network.replace(":", "-")
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
-        words = ["bench", network, "--precision", self.precision, "--kinds", "fast", "--repeats", "1"]
+        words = ["bench", network, "--precision", self.precision, "--kinds", "fast", "--repeats", "1", "--no-accuracy"]
         words += ["--device", self.device, "--output", str(rows)]
         return network, subprocess.Popen([sys.executable, "-m", "experiments.networks", *words], env=environment), rows
 
