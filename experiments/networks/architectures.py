@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
+import sys
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -102,8 +105,29 @@ def _timm(architecture: str, size: int, classes: int) -> nn.Module:
     return model
 
 
-def _library(name: str) -> Any:
+def library_version(name: str) -> dict[str, str]:
+    """The library that a network comes from and its version; nothing for a network of this project."""
+    library = name.partition(":")[0]
     try:
+        return {library: importlib.metadata.version(library)} if ":" in name else {}
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+
+
+def _library(name: str) -> Any:
+    package = name.partition(".")[0]
+    try:
+        _import_torchvision()  # timm imports it, too
         return importlib.import_module(name)
     except ImportError as error:
-        raise StudyError(f"{name.partition('.')[0]} is not installed; pip install {name.partition('.')[0]}") from error
+        raise StudyError(f"{package} is not installed; pip install {package}") from error
+
+
+def _import_torchvision() -> None:
+    """Import torchvision, also beside a torch of another build, where its compiled operators, of detectors, do not load."""
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        for registrations in ("torchvision._meta_registrations", "torchvision._autograd_registrations"):
+            sys.modules[registrations] = ModuleType(registrations)
+        importlib.import_module("torchvision")

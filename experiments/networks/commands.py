@@ -8,8 +8,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,17 +17,23 @@ import torch
 import tyro
 
 from experiments import row_store
-from experiments.networks import exactness, step_cost
-from experiments.networks.architectures import SWEPT
+from experiments.networks import exactness, first_call, page, side_by_side, step_cost
+from experiments.networks import precision as low_precision
+from experiments.networks.architectures import SWEPT, library_version
 from wassersmooth.cli import Program
 from wassersmooth.study import durable, provenance
 from wassersmooth.study.acceleration import apply_settings
-from wassersmooth.study.config import Machine
+from wassersmooth.study.config import Data, Evaluation, Machine, Model, Study, Training
 from wassersmooth.study.console import Console
 from wassersmooth.study.distributed import choose_device
 from wassersmooth.study.errors import StudyError
 
 Precision = Literal["float32", "tf32", "bfloat16"]
+RESULTS = Path("results/networks")
+EXACTNESS, BENCH = RESULTS / "exactness.json", RESULTS / "bench-networks-h200.json"
+FIRST_CALLS, PRECISION = RESULTS / "first-call-h200.json", RESULTS / "precision-h200.json"
+COMPARED_AT_ONCE = 3  # of the processes that share a device
+SLOW_REPEATS = 5  # rounds of a step that takes up to a second
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Sweep:
     """Pixels; networks of a fixed size are tried at 224 where this one fails."""
     batch: int = 4
     """Images."""
-    output: Path = Path("results/networks/exactness.json")
+    output: Path = EXACTNESS
     """Where the rows are stored."""
 
     def __call__(self) -> None:
@@ -56,7 +61,8 @@ class Sweep:
         for name in self.networks:
             row = self._row(name)
             with row_store.changing(self.output) as stored:
-                stored["rows"] = row_store.merged(stored["rows"], [row | _origin(torch.device("cpu"))], ("network",))
+                row |= _origin(torch.device("cpu")) | library_version(name)
+                stored["rows"] = row_store.merged(stored["rows"], [row], ("network",))
             console.line(exactness.table([row])[-1])
         console.line(f"written: {self.output}")
 
@@ -77,8 +83,7 @@ class Bench:
 
     python -m experiments.networks bench torchvision:resnet50 --precision bfloat16
 
-    Several such commands may run side by side: with the same --turns FILE they compile at the same time, and then each times
-    its steps while all others wait. The --kinds of a row may be measured by several commands, too.
+    The --kinds of a row may be measured by several commands.
     """
 
     network: Annotated[str, tyro.conf.Positional]
@@ -94,12 +99,15 @@ class Bench:
     compile: bool | None = None
     """By default on CUDA only."""
     repeats: int = 30
-    """Rounds."""
-    turns: Path | None = None
-    """A file that is locked, for commands that run side by side (not on Windows)."""
+    """Rounds; at most 5 for double backward."""
+    accuracy: bool = True
+    """Whether to compare the gradient of the fast step with float64."""
+    processes: int = 1
+    """How many such commands run side by side (see bench-all): first calls are slower then. With more than one, this command
+    prints "ready" when its steps are prepared, and times them when it has read a line."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1."""
-    output: Path = Path("results/networks/bench-networks-h200.json")
+    output: Path = BENCH
     """Where the rows are stored."""
 
     def __call__(self) -> None:
@@ -112,116 +120,278 @@ class Bench:
         kinds = self.kinds or (step_cost.KINDS if self.network in step_cost.WITH_RIVALS else step_cost.OWN_KINDS)
         compile = device.type == "cuda" if self.compile is None else self.compile
         row = {"network": self.network, "size": size, "batch": batch, "precision": self.precision, "compiled": compile}
-        prepared, steps = {}, {}
+        row |= _origin(device) | library_version(self.network)
+        prepared: dict[str, step_cost.Step | None] = {}
+        turns = self.output.with_suffix(f".turn{os.getpid() % COMPARED_AT_ONCE}.lock") if self.processes > 1 else None
 
         def prepare(kind: step_cost.Kind) -> None:
             console.line(f"{self.network} {self.precision}: {kind}")
-            prepared[kind], steps[kind] = step_cost.prepare(kind, setup, compile)
+            prepared[kind], spent = step_cost.prepare(kind, setup, compile, turns)
+            self._store(row | {"steps": {kind: spent | {"processes": self.processes}}})
 
-        with _together(self.turns):
-            for kind in kinds:
-                if kind != "double_backward":  # takes a lot of memory and nothing to compile
-                    prepare(kind)
-            if "fast" in kinds:
-                row["gradient_error"] = step_cost.gradient_error(setup)
-        with _alone(self.turns):
-            for kind in kinds:
-                if kind not in prepared:
-                    prepare(kind)
-                if (work := prepared.pop(kind)) is not None:
-                    steps[kind] |= step_cost.measure(kind, setup, work, self.repeats)
-                del work
-        row |= _origin(device)
+        for kind in kinds:
+            if kind != "double_backward":  # takes a lot of memory and has nothing to compile
+                prepare(kind)
+        if self.processes > 1:
+            print(side_by_side.READY, flush=True)
+            if not sys.stdin.readline():  # nobody gives turns any more
+                return
+        for kind in kinds:
+            if kind not in prepared:
+                prepare(kind)
+            if (step := prepared.pop(kind)) is None:
+                continue
+            rounds = self.repeats if kind != "double_backward" else min(self.repeats, SLOW_REPEATS)
+            self._store(row | {"steps": {kind: step_cost.measure(step, rounds)}})
+            if kind == "fast" and self.accuracy:
+                self._store(row | {"steps": {}, "gradient_error": step_cost.gradient_error(step)})
+            del step
+        for line in step_cost.table([self._store(row | {"steps": {}})]):
+            console.line(line)
+
+    def _store(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Add what is known by now, so that it survives whatever comes next."""
         key = ("network", "size", "batch", "precision", "hardware")
         with row_store.changing(self.output) as stored:
             same = [old for old in stored["rows"] if row_store.key_of(old, key) == row_store.key_of(row, key)]
             before = same[0] if same else {}
-            row = before | row | {"steps": before.get("steps", {}) | steps}
+            steps = dict(before.get("steps", {}))
+            for kind, found in row["steps"].items():
+                # The seconds of a first call come before the milliseconds, and begin a new measurement.
+                steps[kind] = found if "first_call_seconds" in found else steps.get(kind, {}) | found
+            row = before | row | {"steps": steps}
             stored["rows"] = row_store.merged(stored["rows"], [row], key)
-        for line in step_cost.table([row]):
-            console.line(line)
+        return row
+
+
+@dataclass(frozen=True)
+class BenchAll:
+    """Times the networks of the table: compiles in processes side by side, then times one after the other.
+
+    python -m experiments.networks bench-all --precision bfloat16 --seconds 280
+
+    python -m experiments.networks bench-all --rivals: what a user could write instead, for four networks.
+
+    Ends after --seconds, whatever happens: processes that are not ready when --compile-seconds have passed are ended, and so
+    are those that are not timed at the end. What is measured is in the file at once, and the same command continues with what
+    is missing; what was compiled is in the compiler's cache by then.
+    """
+
+    networks: tuple[str, ...] = ()
+    """In the order in which they are timed; by default the table, or those of it that have rivals."""
+    precision: Precision = "tf32"
+    """bfloat16 is autocast, with tf32 for the rest."""
+    rivals: bool = False
+    """Time what a user could write instead, and nothing else."""
+    seconds: float = 285
+    """When it ends."""
+    compile_seconds: float | None = None
+    """When timing begins, unless all are ready before; by default two thirds of --seconds."""
+    at_once: int = 10
+    """Processes that compile at the same time."""
+    threads: int = 2
+    """Worker processes of the compiler, for each of them."""
+    repeats: int = 10
+    """Rounds; at most 5 for double backward."""
+    size: int | None = None
+    """Pixels; by default those of the table."""
+    batch: int | None = None
+    """Images; by default those of the table."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    output: Path = BENCH
+    """Where the rows are stored."""
+
+    def __call__(self) -> None:
+        started = time.monotonic()
+        ready_by = self.compile_seconds or 2 / 3 * self.seconds
+        if not 0 < ready_by < self.seconds:
+            raise StudyError(f"compile-seconds must be positive and below seconds, {self.seconds}; got {ready_by}")
+        durable.make_folder(self.output.parent)
+        jobs = [job for job in self._jobs() if not self._is_measured(*job)]
+        environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(self.threads), "OMP_NUM_THREADS": "1"}
+        commands = [[*self._words(network, kinds), "--processes", str(max(2, self.at_once))] for network, kinds in jobs]
+        with side_by_side.Processes(commands, environment, self.at_once, Console().line) as processes:
+            processes.wait_until_ready(started + ready_by)
+            processes.take_turns(started + self.seconds)
+
+    def _jobs(self) -> list[tuple[str, tuple[step_cost.Kind, ...]]]:
+        """The networks and kinds of each process, in the order in which they are timed."""
+        networks = self.networks or tuple(step_cost.WITH_RIVALS if self.rivals else step_cost.BENCHED)
+        groups: list[tuple[step_cost.Kind, ...]] = [(kind,) for kind in step_cost.RIVALS]
+        if not self.rivals:
+            groups = [("fast",), ("plain_compiled", "plain", "double_backward")]
+        return [(network, kinds) for network in networks for kinds in groups]
+
+    def _is_measured(self, network: str, kinds: tuple[step_cost.Kind, ...]) -> bool:
+        size, batch = step_cost.BENCHED.get(network, (224, 64))
+        looked_for = (network, self.size or size, self.batch or batch, self.precision)
+        key = ("network", "size", "batch", "precision")
+        steps = [
+            row["steps"] for row in row_store.checked(self.output, step_cost.ROW) if row_store.key_of(row, key) == looked_for
+        ]
+        return bool(steps) and all({"ms", "reason"} & set(steps[0].get(kind, {})) for kind in kinds)
+
+    def _words(self, network: str, kinds: tuple[step_cost.Kind, ...]) -> list[str]:
+        words = [sys.executable, "-m", "experiments.networks", "bench", network, "--kinds", *kinds]
+        words += ["--precision", self.precision, "--repeats", str(self.repeats), "--device", self.device]
+        for name, value in (("--size", self.size), ("--batch", self.batch)):
+            words += [] if value is None else [name, str(value)]
+        return [*words, "--output", str(self.output)]
 
 
 @dataclass(frozen=True)
 class FirstCall:
-    """Times the first call of fast gradients of a network, in one process with an empty compiler's cache and in a second one.
+    """Times the first call of fast gradients of networks, in processes with an empty compiler's cache and in second ones.
 
-    python -m experiments.networks first-call torchvision:resnet50
+    python -m experiments.networks first-call resnet20 torchvision:resnet50
+
+    The networks are measured side by side, each with its own cache: give a single one for a time that nothing disturbs.
     """
 
-    network: Annotated[str, tyro.conf.Positional]
-    """One of the table, or any torchvision:NAME or timm:NAME."""
+    networks: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Of the table, or any torchvision:NAME or timm:NAME."""
     precision: Precision = "tf32"
     """bfloat16 is autocast, with tf32 for the rest."""
     cache: Path | None = None
-    """The folder of the compiler's cache, which must not exist; by default a temporary one."""
+    """The folder of the compiler's caches, which must not exist; by default a temporary one."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1."""
-    output: Path = Path("results/networks/first-call-h200.json")
-    """Where the row is stored."""
+    output: Path = FIRST_CALLS
+    """Where the rows are stored."""
 
     def __call__(self) -> None:
         device, console = choose_device(self.device), Console()
-        size, batch = step_cost.BENCHED.get(self.network, (224, 64))
-        row = {"network": self.network, "size": size, "batch": batch, "precision": self.precision, **_origin(device)}
         with tempfile.TemporaryDirectory() as temporary:
             cache = Path(temporary) / "cache" if self.cache is None else self.cache
             if cache.exists():
                 raise StudyError(f"the cache must be empty at first; got {cache}, which exists; name another folder")
             for state in ("cold", "warm"):
-                console.line(f"{self.network}: {state}")
-                row[state] = self._measured_elsewhere(cache)
-                console.line(f"{row[state]}")
-        with row_store.changing(self.output) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], [row], ("network", "size", "batch", "precision", "hardware"))
+                console.line(f"{', '.join(self.networks)}: {state}")
+                started = [
+                    self._start(network, cache, Path(temporary) / f"{state}-{i}.json")
+                    for i, network in enumerate(self.networks)
+                ]
+                for network, process, rows in started:
+                    if process.wait() != 0:
+                        raise StudyError(f"the bench of {network} failed with code {process.returncode}; see its lines above")
+                    self._store(network, device, state, row_store.read(rows)["rows"][0]["steps"]["fast"], console)
 
-    def _measured_elsewhere(self, cache: Path) -> Any:
+    def _start(self, network: str, cache: Path, rows: Path) -> tuple[str, subprocess.Popen[bytes], Path]:
         """What the bench finds in a process of its own, with one round."""
-        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
-        with tempfile.TemporaryDirectory() as folder:
-            rows = Path(folder) / "rows.json"
-            words = ["bench", self.network, "--precision", self.precision, "--kinds", "fast", "--repeats", "1"]
-            words += ["--device", self.device, "--output", str(rows)]
-            subprocess.run([sys.executable, "-m", "experiments.networks", *words], env=environment, check=True)
-            return row_store.read(rows)["rows"][0]["steps"]["fast"]
+        folder = cache / network.replace(":", "-")
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+        words = ["bench", network, "--precision", self.precision, "--kinds", "fast", "--repeats", "1", "--no-accuracy"]
+        words += ["--device", self.device, "--output", str(rows)]
+        return network, subprocess.Popen([sys.executable, "-m", "experiments.networks", *words], env=environment), rows
+
+    def _store(self, network: str, device: torch.device, state: str, step: dict[str, Any], console: Console) -> None:
+        console.line(f"{network}, {state}: {step}")
+        size, batch = step_cost.BENCHED.get(network, (224, 64))
+        row = {"network": network, "size": size, "batch": batch, "precision": self.precision, **_origin(device)}
+        key = ("network", "size", "batch", "precision", "hardware")
+        with row_store.changing(self.output) as stored:
+            same = [old for old in stored["rows"] if row_store.key_of(old, key) == row_store.key_of(row, key)]
+            row = (same[0] if same else {}) | row | {state: step | {"processes": len(self.networks)}}
+            stored["rows"] = row_store.merged(stored["rows"], [row], key)
+
+
+@dataclass(frozen=True)
+class LowPrecision:
+    """Trains the same runs in tf32 and in bfloat16, a process for each, and measures clean and robust error.
+
+    python -m experiments.networks precision --data-dir ~/cifar10
+
+    Nothing is lost when it is killed: the same command continues. Each process trains its seeds at the same time.
+    """
+
+    precisions: tuple[Precision, ...] = ("tf32", "bfloat16")
+    """bfloat16 is autocast, with tf32 for the rest."""
+    regularizer: str = "wasserstein:eta=0.55,radius=8,mass=0.25"
+    """As in wassersmooth train."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One run for each, in each precision."""
+    epochs: int = 24
+    """Passes over the training images; the learning rate falls after one half and after three quarters of them."""
+    dataset: str = "cifar10"
+    """As in wassersmooth train."""
+    data_dir: Path | None = None
+    """Where the files of the data set are."""
+    model: str = "resnet20"
+    """As in wassersmooth train."""
+    test_images: int = 5000
+    """Images that are measured."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    runs: Path = Path("runs/precision")
+    """The folder of the runs."""
+    output: Path = PRECISION
+    """Where the rows are stored."""
+
+    def __call__(self) -> None:
+        if len(self.precisions) > 1:
+            started = [(precision, subprocess.Popen(self._words(precision))) for precision in self.precisions]
+            if failed := [precision for precision, process in started if process.wait() != 0]:
+                raise StudyError(f"training in {failed[0]} failed; see its lines above")
+            return
+        (precision,) = self.precisions
+        study = Study(
+            Data(dataset=self.dataset, data_dir=self.data_dir),
+            Model(model=self.model),
+            Training(
+                epochs=self.epochs,
+                batch_size=128,
+                learning_rate=0.1,
+                milestones=tuple(sorted({self.epochs // 2, 3 * self.epochs // 4} - {0})),
+                checkpoint_every=max(1, self.epochs // 4),
+            ),
+            Machine(device=self.device, precision=precision, parallel=len(self.seeds)),
+            Evaluation(test_images=self.test_images),
+            (self.regularizer,),
+            self.seeds,
+        )
+        origin = _origin(choose_device(self.device))
+        rows = [row | origin for row in low_precision.rows_of(study, self.runs / precision, Console())]
+        with row_store.changing(self.output) as stored:
+            stored["rows"] = row_store.merged(stored["rows"], rows, low_precision.KEY)
+
+    def _words(self, precision: str) -> list[str]:
+        words = [sys.executable, "-m", "experiments.networks", "precision", "--precisions", precision]
+        words += ["--regularizer", self.regularizer, "--seeds", *map(str, self.seeds), "--epochs", str(self.epochs)]
+        words += ["--dataset", self.dataset, "--model", self.model, "--test-images", str(self.test_images)]
+        words += [] if self.data_dir is None else ["--data-dir", str(self.data_dir.expanduser().absolute())]
+        return [*words, "--device", self.device, "--runs", str(self.runs), "--output", str(self.output)]
 
 
 @dataclass(frozen=True)
 class Render:
-    """Writes the page of both tables from their files. Measures nothing."""
+    """Writes the page of all tables from their files, and the blocks of docs/speed.md that show them. Measures nothing."""
 
-    exactness: Path = Path("results/networks/exactness.json")
+    exactness: Path = EXACTNESS
     """Of the sweep."""
-    bench: Path = Path("results/networks/bench-networks-h200.json")
+    bench: Path = BENCH
     """Of the bench."""
-    page: Path = Path("results/networks/networks.md")
+    first_calls: Path = FIRST_CALLS
+    """Of first-call."""
+    precision: Path = PRECISION
+    """Of precision."""
+    page: Path = RESULTS / "networks.md"
     """The page."""
+    speed: Path | None = Path("docs/speed.md")
+    """The page of the documentation."""
 
     def __call__(self) -> None:
-        parts = ["# Fast gradients on networks that people use", "", "## Exactness", ""]
-        parts += [*exactness.table(row_store.checked(self.exactness, exactness.ROW)), "", "## Cost of a step", ""]
-        parts += step_cost.table(row_store.checked(self.bench, step_cost.ROW))
+        found = page.Results(
+            row_store.checked(self.exactness, exactness.ROW),
+            row_store.checked(self.bench, step_cost.ROW),
+            row_store.checked(self.first_calls, first_call.ROW),
+            row_store.checked(self.precision, low_precision.ROW),
+        )
         durable.make_folder(self.page.parent)
-        durable.write(self.page, ("\n".join(parts) + "\n").encode())
+        durable.write(self.page, page.text(found).encode())
+        if self.speed is not None:
+            durable.write(self.speed, page.with_blocks(self.speed.read_text(encoding="utf-8"), found).encode())
         Console().line(f"page: {self.page}")
-
-
-@contextmanager
-def _together(turns: Path | None, alone: bool = False) -> Iterator[None]:
-    """Hold a lock that many may share; ``alone`` waits until nobody has it, and keeps all others out."""
-    if turns is None:
-        yield
-        return
-    import fcntl  # filelock's locks cannot be shared
-
-    durable.make_folder(turns.parent)
-    with turns.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
-
-
-def _alone(turns: Path | None) -> AbstractContextManager[None]:
-    return _together(turns, alone=True)
 
 
 def _origin(device: torch.device) -> dict[str, Any]:
@@ -237,5 +407,12 @@ def _origin(device: torch.device) -> dict[str, Any]:
 PROGRAM = Program(
     "python -m experiments.networks",
     "Networks that people use: whether fast gradients are exact for them, and what a step costs.\n",
-    {"sweep": Sweep, "bench": Bench, "first-call": FirstCall, "render": Render},
+    {
+        "sweep": Sweep,
+        "bench": Bench,
+        "bench-all": BenchAll,
+        "first-call": FirstCall,
+        "precision": LowPrecision,
+        "render": Render,
+    },
 )

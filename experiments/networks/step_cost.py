@@ -7,11 +7,11 @@ double backward, which allocates.
 
 from __future__ import annotations
 
-import copy
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,33 +19,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.networks.architectures import CLASSES, build, without_randomness
-from wassersmooth import Euclidean, FastGradients, GradientObjective, GradientPenalty, PixelGraph, Plain, Wasserstein, _checks
-from wassersmooth._torch_internals import compile_graph
+from wassersmooth import FastGradients, GradientObjective, GradientPenalty, PixelGraph, Plain, Wasserstein, _checks
 from wassersmooth.learning.gradient_gap import gap_between
 from wassersmooth.learning.objective import Objective
 from wassersmooth.study.acceleration import autocast
-from wassersmooth.study.bench.timing import Work, captured, timings
+from wassersmooth.study.bench.timing import captured, timings
+from wassersmooth.study.runs import locked
 from wassersmooth.study.stored_json import number, object_of, object_with, text, whole
 from wassersmooth.study.tables import escape_value
 
 ETA, RADIUS, MASS, R1 = 0.3, 8, 0.25, 10.0
-ACCURACY_IMAGES = 8
-# name: (pixels, images) of the published table
+SHOWN_SECONDS = 0.5  # shorter phases of the compiler are not stored
+# name: (pixels, images) of the published table, in the order in which they are timed
 BENCHED = {
     "resnet20": (32, 128),
-    "torchvision:resnet18": (32, 256),
-    **{f"torchvision:{name}": (224, 64) for name in ("resnet50", "convnext_tiny", "vit_b_16", "swin_t")},
-    **{f"torchvision:{name}": (224, 64) for name in ("mobilenet_v3_large", "efficientnet_b0")},
+    **{f"torchvision:{name}": (224, 64) for name in ("resnet50", "vit_b_16")},
     "discriminator": (128, 32),
+    "torchvision:resnet18": (32, 256),
+    **{f"torchvision:{name}": (224, 64) for name in ("convnext_tiny", "swin_t", "mobilenet_v3_large", "efficientnet_b0")},
 }
 WITH_RIVALS = ("resnet20", "torchvision:resnet50", "torchvision:vit_b_16", "discriminator")
 Kind = Literal["plain_compiled", "plain", "fast", "double_backward", "make_fx", "forward_mode", "trace_autograd_ops"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 OWN_KINDS, RIVALS = KINDS[:4], KINDS[4:]
-_STEP = object_with({}, {"ms": number(1e-9, 1e9), "reason": text, "peak_bytes": whole(1), "first_call_seconds": number(0, 1e9)})
+_SECONDS = number(0, 1e9)
+FIRST_CALL = {
+    "first_call_seconds": _SECONDS,
+    "stages": object_of(_SECONDS),
+    "compiler": object_of(_SECONDS),
+    "processes": whole(1),
+}
+_STEP = object_with({}, {"ms": number(1e-9, 1e9), "reason": text, "peak_bytes": whole(1), **FIRST_CALL})
 ROW = object_with(
     {"network": text, "size": whole(1), "batch": whole(1), "precision": text, "steps": object_of(_STEP)},
-    {"gradient_error": object_of(number(0), ("fast", "eager"))},
+    {"gradient_error": object_with({}, {"fast": number(0), "eager": number(0), "reason": text})},
 )
 
 
@@ -94,19 +101,21 @@ class Setup:
         return real_or_fake(outputs, self.labels).mean() if self.critic else F.cross_entropy(outputs, self.labels)
 
 
-def step_of(kind: str, setup: Setup, compile: bool, progress: Callable[[str], None] | None = None) -> Work:
+class Step:
     """A whole training step, not captured yet: gradients, then the optimizer. Steps of the library report their stages."""
-    model = setup.network()
-    parameters = list(model.parameters())
-    optimizer = torch.optim.SGD(parameters, 1e-4, 0.9, fused=setup.device.type == "cuda")
-    gradients = _gradients_of(kind, setup, model, optimizer, compile, progress)
 
-    def work() -> None:
-        with autocast(setup.precision, setup.device):
-            gradients()
-        optimizer.step()
+    def __init__(self, kind: str, setup: Setup, compile: bool, progress: Callable[[str], None] | None = None) -> None:
+        self.kind, self.setup, self.model = kind, setup, setup.network()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-4, 0.9, fused=setup.device.type == "cuda")
+        self._gradients = _gradients_of(kind, setup, self.model, self.optimizer, compile, progress)
 
-    return work
+    def gradients(self) -> None:
+        with autocast(self.setup.precision, self.setup.device):
+            self._gradients()
+
+    def __call__(self) -> None:
+        self.gradients()
+        self.optimizer.step()
 
 
 def _gradients_of(
@@ -175,8 +184,8 @@ def _made_fx(setup: Setup, model: nn.Module, compile: bool) -> Callable[[], obje
             return list(torch.autograd.grad(penalized_total(setup, wrapped, images), live))
 
     graph = make_fx(function)(setup.images, *(p.detach() for p in parameters))
-    examples = [setup.images, *(p.detach() for p in parameters)]
-    run = compile_graph(graph, examples, {}) if compile else graph
+    examples: list[Any] = [setup.images, *(p.detach() for p in parameters)]
+    run = torch._inductor.compile(graph, examples) if compile else graph
 
     def gradients() -> None:
         with torch.no_grad():
@@ -209,12 +218,21 @@ def _traced_autograd(kind: str) -> Iterator[None]:
 
 
 class Stages:
-    """The seconds of each stage of a first call, to be called at their beginnings."""
+    """The seconds of each stage of a first call, to be called at their beginnings.
 
-    def __init__(self) -> None:
+    Arguments:
+        turns: a file that is locked while gradients are compared: double backward takes a lot of memory, so processes that
+            share a device do that one after the other.
+    """
+
+    def __init__(self, turns: Path | None = None) -> None:
+        self.turns, self.held = turns, ExitStack()
         self.started: list[tuple[str, float]] = []
 
     def __call__(self, stage: str) -> None:
+        self.held.close()
+        if stage == "comparing" and self.turns is not None:
+            self.held.enter_context(locked(self.turns, wait=True))
         self.started.append((stage, time.perf_counter()))
 
     def seconds(self) -> dict[str, float]:
@@ -222,39 +240,52 @@ class Stages:
         return {stage: round(end - start, 1) for (stage, start), end in zip(self.started, ends, strict=False)}
 
 
-def prepare(kind: str, setup: Setup, compile: bool) -> tuple[Work | None, dict[str, Any]]:
+def prepare(kind: str, setup: Setup, compile: bool, turns: Path | None = None) -> tuple[Step | None, dict[str, Any]]:
     """A step after its first call, and what that took; a reason where it does not run."""
-    stages = Stages()
+    stages = Stages(turns)
+    compiler = _compiler_times()
+    compiler.clear()
     started = time.perf_counter()
     try:
         with _traced_autograd(kind):
-            work = step_of(kind, setup, compile, stages)
-            work()
+            step = Step(kind, setup, compile, stages)
+            step()
         if setup.device.type == "cuda":
             torch.cuda.synchronize(setup.device)
         stages("end")
-        return work, {"first_call_seconds": round(time.perf_counter() - started, 1), "stages": stages.seconds()}
+        parts = {name: round(sum(seconds), 1) for name, seconds in compiler.items() if sum(seconds) >= SHOWN_SECONDS}
+        spent = {"first_call_seconds": round(time.perf_counter() - started, 1), "stages": stages.seconds(), "compiler": parts}
+        return step, spent
     except Exception as error:  # rivals and compilers raise anything
         return None, {"reason": _checks.first_line(error, 200)}
     finally:
+        stages.held.close()
         _free_memory(setup.device)
 
 
-def measure(kind: str, setup: Setup, work: Work, repeats: int) -> dict[str, Any]:
+def _compiler_times() -> dict[str, list[float]]:
+    """What torch's compiler records of its own phases; those inside others count in both."""
+    from torch._dynamo.utils import compilation_time_metrics
+
+    return compilation_time_metrics
+
+
+def measure(step: Step, repeats: int) -> dict[str, Any]:
     """Milliseconds of a prepared step, and the bytes it takes at its peak."""
+    device = step.setup.device
     try:
         entry: dict[str, Any] = {}
-        if setup.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(setup.device)
-            work()
-            entry["peak_bytes"] = torch.cuda.max_memory_allocated(setup.device)
-        timed = work if kind == "double_backward" else captured(work, setup.device)
-        timing = timings({kind: timed}, repeats, setup.device)[kind]
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            step()
+            entry["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+        timed = step if step.kind == "double_backward" else captured(step, device)
+        timing = timings({step.kind: timed}, repeats, device)[step.kind]
         return entry | {"ms": timing.ms, "low": timing.low, "high": timing.high}
     except Exception as error:  # some steps cannot be captured
         return {"reason": _checks.first_line(error, 200)}
     finally:
-        _free_memory(setup.device)
+        _free_memory(device)
 
 
 def _free_memory(device: torch.device) -> None:
@@ -263,27 +294,34 @@ def _free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def gradient_error(setup: Setup) -> dict[str, float]:
-    """Of the fast step, uncompiled, and of eager double backward in this precision, on a few images, against float64."""
-    few = copy.copy(setup)
-    few.images, few.labels = setup.images[:ACCURACY_IMAGES], setup.labels[:ACCURACY_IMAGES]
-    exact = copy.copy(few)
-    exact.images = few.images.double()
-    objective = GradientPenalty(Euclidean(), ETA) if not setup.critic else setup.penalty()
+def gradient_error(step: Step) -> dict[str, Any]:
+    """Of a prepared step, and of eager double backward in its precision, against double backward in float64; the whole batch.
 
-    def flat(setup: Setup, fast: bool, dtype: torch.dtype) -> dict[str, Tensor]:
-        model = setup.network().to(dtype)
-        with autocast("float32" if dtype == torch.float64 else setup.precision, setup.device):
-            if fast:
-                FastGradients(objective, model, compile=False, cuda_graph=False, verify=False)(setup.images, setup.labels)
-            else:
-                objective(model, setup.images, setup.labels).total.backward()  # type: ignore[no-untyped-call]
-        return {n: torch.zeros_like(p) if p.grad is None else p.grad.double() for n, p in model.named_parameters()}
+    The step's weights are set back to their first values.
+    """
+    setup, objective = step.setup, step.setup.penalty()
 
-    truth = flat(exact, False, torch.float64)
-    return {
-        name: gap_between(flat(few, fast, torch.float32), truth).relative for name, fast in (("fast", True), ("eager", False))
-    }
+    def eager(model: nn.Module, images: Tensor, precision: str) -> dict[str, Tensor]:
+        with autocast(precision, setup.device):
+            objective(model, images, setup.labels).total.backward()  # type: ignore[no-untyped-call]
+        return _gradients(model)
+
+    try:
+        truth = eager(setup.network().double(), setup.images.double(), "float32")
+        _free_memory(setup.device)
+        step.model.load_state_dict(setup.network().state_dict())
+        step.gradients()
+        found = {"fast": _gradients(step.model)}
+        found["eager"] = eager(setup.network(), setup.images, setup.precision)
+        return {name: gap_between(gradients, truth).relative for name, gradients in found.items()}
+    except Exception as error:  # such as too little memory for float64
+        return {"reason": _checks.first_line(error, 200)}
+    finally:
+        _free_memory(setup.device)
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {n: torch.zeros_like(p).double() if p.grad is None else p.grad.double() for n, p in model.named_parameters()}
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
@@ -302,7 +340,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         memory = f"{peaks[0] / peaks[1]:.2f}" if all(peaks) else "-"
         others = "; ".join(f"{kind} {_shown(steps[kind])}" for kind in RIVALS if kind in steps)
         errors = row.get("gradient_error", {})
-        error = f"{errors['fast']:.1e} ({errors['eager']:.1e})" if errors else "-"
+        error = f"{errors['fast']:.1e} ({errors['eager']:.1e})" if "fast" in errors else errors.get("reason", "-")
         shown = [_shown(steps.get(kind, {})) for kind in ("plain_compiled", "plain", "fast")]
         first = f"{steps.get('fast', {}).get('first_call_seconds', '-')} s"
         cells = [row["network"], f"{row['size']}, {row['batch']}", row["precision"], *shown, ratio]

@@ -48,31 +48,54 @@ def is_tracing() -> bool:
     return tracer is not None and tracer.get_proxy_mode() is not None
 
 
-def trace(function: Callable[..., Any], examples: Sequence[Any], decomposed: Sequence[Any]) -> fx.GraphModule:
-    """The function as a graph of core operators, below autograd; the operators in ``decomposed`` are taken apart as well."""
+def trace(
+    function: Callable[..., Any], examples: Sequence[Any], decomposed: Sequence[Any], for_compiler: bool = False
+) -> fx.GraphModule:
+    """The function as a graph of core operators, below autograd; the operators in ``decomposed`` are taken apart as well.
+
+    Arguments:
+        for_compiler: also take apart what the compiler would, so that :func:`compile_graph` takes the graph as it is.
+    """
     from torch._decomp import core_aten_decompositions, get_decompositions  # slow to import
     from torch.fx.experimental.proxy_tensor import make_fx
 
     table = {**core_aten_decompositions(), **get_decompositions(decomposed)}
+    if for_compiler:
+        from torch._inductor.decomposition import select_decomp_table
+
+        table = {**select_decomp_table(), **table}
     with _tracing:
         return make_fx(function, decomposition_table=table, tracing_mode="fake")(*examples)
 
 
-def compile_graph(graph: fx.GraphModule, examples: list[Tensor], options: dict[str, Any]) -> Callable[..., Any]:
-    """Compile a traced graph of flat arguments. ``torch.compile`` would trace it once more, and check hundreds of arguments in
-    every call; its failures to trace are avoided, too."""
-    from torch._guards import TracingContext, tracing  # slow to import
-    from torch._inductor import compile
-    from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+def start_compile_workers() -> None:
+    """Start the processes in which the compiler makes kernels, as ``torch.compile`` does. That takes seconds, and until they
+    are ready kernels are made one after the other."""
+    from torch._inductor import async_compile  # slow to import
 
-    # Without a ShapeEnv the compiler bypasses its cache on disk, and every process compiles again. The examples are replaced by
-    # fake tensors here, because the compiler would make their sizes symbolic.
-    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    fakes: list[Any] = [mode.from_tensor(example, static_shapes=True) for example in examples]
-    with tracing(TracingContext(mode)):
-        compiled: Callable[..., Any] = compile(graph, fakes, options=options or None)
-    return compiled
+    if hasattr(async_compile, "maybe_warm_pool"):  # torch 2.9 does it at import
+        async_compile.maybe_warm_pool()
+
+
+def compile_graph(graph: fx.GraphModule, options: dict[str, Any]) -> Callable[..., Any]:
+    """Compile a graph of flat arguments that :func:`trace` made for the compiler, and change it meanwhile.
+
+    ``torch.compile``, and ``torch._inductor.compile`` too, would trace the graph once more, which takes as long as everything
+    before, also where the compiled kernels are in the cache on disk.
+    """
+    from torch._guards import TracingContext, tracing  # slow to import
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+
+    fakes = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    with _tracing, tracing(TracingContext(fakes[0].fake_mode)), config.patch(options):
+        graph = joint_graph_passes(graph)
+        output = graph.graph.output_node()
+        results: Any = output.args[0]
+        output.meta["user_visible_output_idxs"] = list(range(len(results)))  # whose strides are kept
+        compiled = compile_fx_inner(graph, fakes, is_inference=True)
+    return lambda *arguments: compiled(list(arguments))
 
 
 def refuse_graph_breaks() -> AbstractContextManager[None]:

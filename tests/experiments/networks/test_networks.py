@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from experiments.networks import architectures, commands, exactness, step_cost
+from experiments.networks import architectures, commands, exactness, first_call, page, precision, side_by_side, step_cost
 from experiments.networks.commands import PROGRAM
 from wassersmooth.cli import main
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.runs import locked
 
 
 def tiny(name: str, size: int) -> nn.Module:
@@ -52,9 +58,16 @@ def test_rows_are_merged_and_libraries_that_are_missing_are_named(tmp_path: Path
     assert [row["network"] for row in rows] == names
     if len(rows) > 1:
         assert rows[1]["reason"] == "timm is not installed; pip install timm"
-    page = tmp_path / "page.md"
-    assert main(["render", "--exactness", str(path), "--bench", str(tmp_path / "none.json"), "--page", str(page)], PROGRAM) == 0
+    page, speed = tmp_path / "page.md", tmp_path / "speed.md"
+    speed.write_text("Before\n<!-- networks: step -->\nold\n<!-- /networks -->\nafter\n")
+    flags = ["--exactness", str(path), "--page", str(page), "--speed", str(speed)]
+    for name in ("bench", "first-calls", "precision"):
+        flags += [f"--{name}", str(tmp_path / "none.json")]
+    assert main(["render", *flags], PROGRAM) == 0
     assert "| resnet20 | 0.0 M | 16 | exact |" in page.read_text()
+    assert page.read_text().count("Not measured.") == 3
+    assert speed.read_text().startswith("Before\n<!-- networks: step -->\nNot measured.\n")
+    assert speed.read_text().endswith("<!-- /networks -->\nafter\n")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +86,8 @@ def test_a_damaged_row_is_one_line(
     paths = {name: tmp_path / f"{name}.json" for name in ("exactness", "bench")}
     paths[file].write_text(json.dumps({"rows": [row]}))
     flags = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
-    assert main(["render", *flags, "--page", str(tmp_path / "page.md")], PROGRAM) == 2
+    others = [word for name in ("first-calls", "precision") for word in (f"--{name}", str(tmp_path / "none.json"))]
+    assert main(["render", *flags, *others, "--page", str(tmp_path / "page.md"), "--speed", "None"], PROGRAM) == 2
     complaint = capsys.readouterr().err
     assert complaint.count("\n") == 1
     assert "row 1 is damaged" in complaint
@@ -91,7 +105,7 @@ def test_text_of_a_row_is_escaped() -> None:
 @pytest.mark.slow
 def test_a_row_of_the_bench_made_by_two_commands(tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    flags = f"--size 8 --batch 2 --device cpu --repeats 1 --precision float32 --turns {tmp_path / 'turns'} --output {path}"
+    flags = f"--size 8 --batch 2 --device cpu --repeats 1 --precision float32 --output {path}"
     for kinds in (step_cost.OWN_KINDS, step_cost.RIVALS):
         assert main(["bench", "discriminator", *flags.split(), "--kinds", *kinds], PROGRAM) == 0
     (row,) = json.loads(path.read_text())["rows"]
@@ -108,34 +122,184 @@ def test_a_step_that_does_not_run_has_a_reason(monkeypatch: pytest.MonkeyPatch) 
     def fail(*given: object) -> None:
         raise RuntimeError("no kernel\nand more")
 
-    monkeypatch.setattr(step_cost, "step_of", fail)
+    monkeypatch.setattr(step_cost, "_gradients_of", lambda *given: fail)
     assert step_cost.prepare("fast", setup, False) == (None, {"reason": "no kernel"})
-    assert step_cost.measure("fast", setup, fail, 1) == {"reason": "no kernel"}
+    step = step_cost.Step("fast", setup, False)
+    assert step_cost.measure(step, 1) == {"reason": "no kernel"}
+    assert step_cost.gradient_error(step) == {"reason": "no kernel"}
 
 
-def test_turns_are_shared_or_taken_alone(tmp_path: Path) -> None:
-    fcntl = pytest.importorskip("fcntl")
+def test_gradients_are_compared_one_after_the_other(tmp_path: Path) -> None:
     turns = tmp_path / "turns"
-    with commands._together(turns), commands._together(turns), turns.open() as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with commands._alone(turns), turns.open() as other, pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    stages = step_cost.Stages(turns)
+    stages("tracing")
+    stages("comparing")
+    with locked(turns) as mine:
+        assert not mine
+    stages("end")
+    with locked(turns) as mine:
+        assert mine
+    assert list(stages.seconds()) == ["tracing", "comparing"]
+
+
+# Prints what it is doing into a file, so that the order of several can be seen.
+WORKER = """
+import sys, time
+name, log, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+time.sleep(seconds)
+print("prepared", name, flush=True)
+print("ready", flush=True)
+if sys.stdin.readline():
+    open(log, "a").write(f"{name} begins\\n")
+    time.sleep(0.05)
+    open(log, "a").write(f"{name} ends\\n")
+"""
+
+
+def test_commands_prepare_side_by_side_and_take_turns(tmp_path: Path) -> None:
+    log, said, started = tmp_path / "log", [], time.monotonic()
+    durations = {"a": 0.2, "b": 0.0, "dead": 0.0, "late": 600.0}
+    commands = [[sys.executable, "-c", WORKER, name, str(log), str(seconds)] for name, seconds in durations.items()]
+    commands[2] = [sys.executable, "-c", "raise SystemExit(3)"]
+    with side_by_side.Processes(commands, os.environ, 2, said.append) as processes:
+        processes.wait_until_ready(started + 4)
+        processes.take_turns(started + 30)
+    assert log.read_text().split("\n")[:-1] == ["a begins", "a ends", "b begins", "b ends"]
+    assert {"prepared a", "prepared b"} <= set(said)
+    assert [line[:18] for line in said if "late" in line] == ["not ready in time:"]
+    assert all(process.poll() is not None for process in processes.started)
+
+
+def test_without_time_nobody_has_a_turn(tmp_path: Path) -> None:
+    log, said = tmp_path / "log", []
+    with side_by_side.Processes([[sys.executable, "-c", WORKER, "a", str(log), "0"]], os.environ, 1, said.append) as processes:
+        processes.wait_until_ready(time.monotonic() + 60)
+        processes.take_turns(time.monotonic() - 1)
+    assert not log.exists()
+    assert said[-1].startswith("no time left for")
+
+
+@pytest.mark.slow
+def test_all_of_a_table_and_what_is_missing_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bench.json"
+    flags = f"--networks discriminator --size 8 --batch 2 --device cpu --repeats 1 --precision float32 --output {path}"
+    assert main(["bench-all", *flags.split()], PROGRAM) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert set(row["steps"]) == set(step_cost.OWN_KINDS)
+    assert all("ms" in step and step["processes"] > 1 for step in row["steps"].values())
+    capsys.readouterr()
+    assert main(["bench-all", *flags.split()], PROGRAM) == 0
+    assert capsys.readouterr().out == ""  # nothing is measured twice
+    assert main(["bench-all", *flags.split(), "--seconds", "5", "--compile-seconds", "6"], PROGRAM) == 2
 
 
 def test_the_first_call_is_timed_with_an_empty_and_with_a_full_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bench(words: list[str], env: dict[str, str], check: bool) -> None:
-        cache = Path(env["TORCHINDUCTOR_CACHE_DIR"])
-        seconds = 1.0 if cache.exists() else 60.0
-        cache.mkdir(exist_ok=True)
-        row = {"steps": {"fast": {"first_call_seconds": seconds}}}
-        Path(words[words.index("--output") + 1]).write_text(json.dumps({"rows": [row]}))
+    class Bench:
+        """In place of a process."""
 
-    monkeypatch.setattr(commands.subprocess, "run", bench)
+        returncode = 0
+
+        def __init__(self, words: list[str], env: dict[str, str]) -> None:
+            cache = Path(env["TORCHINDUCTOR_CACHE_DIR"])
+            seconds = 1.0 if cache.exists() else 60.0
+            cache.mkdir(parents=True, exist_ok=True)
+            row = {"steps": {"fast": {"first_call_seconds": seconds, "stages": {"tracing": 0.5}}}}
+            Path(words[words.index("--output") + 1]).write_text(json.dumps({"rows": [row]}))
+
+        def wait(self) -> int:
+            return self.returncode
+
+    monkeypatch.setattr(commands.subprocess, "Popen", Bench)
     path = tmp_path / "first.json"
-    assert main(["first-call", "resnet20", "--device", "cpu", "--output", str(path)], PROGRAM) == 0
-    (row,) = json.loads(path.read_text())["rows"]
-    assert (row["cold"]["first_call_seconds"], row["warm"]["first_call_seconds"]) == (60.0, 1.0)
+    words = ["first-call", "resnet20", "torchvision:resnet50", "--device", "cpu", "--output", str(path)]
+    assert main(words, PROGRAM) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["network"] for row in rows] == ["resnet20", "torchvision:resnet50"]
+    for row in rows:
+        assert (row["cold"]["first_call_seconds"], row["warm"]["first_call_seconds"]) == (60.0, 1.0)
+        assert row["cold"]["processes"] == 2
+    assert "| resnet20 | tf32 | cold | 60.0 | 0.5 |" in first_call.table(rows)[2]
+    assert page.first_call_goals(rows)[0] == "- resnet20, cold: at most 60 s: reached."
     assert main(["first-call", "resnet20", "--device", "cpu", "--cache", str(tmp_path)], PROGRAM) == 2
+    monkeypatch.setattr(Bench, "returncode", 1)
+    assert main(words, PROGRAM) == 2
+
+
+def benched(network: str, fast: float, plain: float, **others: float) -> dict[str, Any]:
+    steps = {kind: {"ms": ms, "peak_bytes": 100} for kind, ms in (("fast", fast), ("plain", plain), *others.items())}
+    return {"network": network, "size": 224, "batch": 64, "precision": "tf32", "steps": steps}
+
+
+def test_goals_are_judged_by_the_rows() -> None:
+    rows = [benched("torchvision:resnet50", 45.0, 22.5, make_fx=44.0), benched("torchvision:vit_b_16", 116.0, 50.0)]
+    rows[1]["steps"]["fast"]["peak_bytes"] = 301
+    assert page.goals(rows) == [
+        "- fast / plain at most 2.1, for transformers 2.2: reached in 1 of 2; missed by torchvision:vit_b_16 in tf32 "
+        "(2.32, goal 2.2).",
+        "- memory at most 3 times that of a plain step: reached in 1 of 2; missed by torchvision:vit_b_16 in tf32 (3.01).",
+        "- no rival is faster: missed by make_fx for torchvision:resnet50 in tf32 (44.0 against 45.0 ms).",
+    ]
+
+
+def test_the_pages_are_those_of_the_committed_rows(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    folder, speed = root / "results" / "networks", root / "docs" / "speed.md"
+    shutil.copy(speed, tmp_path)
+    shutil.copytree(folder, tmp_path / "networks")
+    flags = ["--page", str(tmp_path / "page.md"), "--speed", str(tmp_path / "speed.md")]
+    for name, default in (("exactness", commands.EXACTNESS), ("bench", commands.BENCH), ("precision", commands.PRECISION)):
+        flags += [f"--{name}", str(tmp_path / "networks" / default.name)]
+    flags += ["--first-calls", str(tmp_path / "networks" / commands.FIRST_CALLS.name)]
+    assert main(["render", *flags], PROGRAM) == 0
+    assert (tmp_path / "page.md").read_text() == (folder / "networks.md").read_text()
+    assert (tmp_path / "speed.md").read_text() == speed.read_text()
+
+
+def test_many_gpus_by_hand() -> None:
+    """A ring of n sends 2 (n - 1) / n times the gradients from each: 4 bytes for each of 25.6 million parameters."""
+    first, second = page.many_gpus([benched("torchvision:resnet50", 50.0, 25.0)])[2:]
+    assert first == "| 8 | 179 | 300 | 0.6 | 1 % of 50.0 ms |"
+    assert second == "| 64 | 201 | 40 | 5.0 | 10 % of 50.0 ms |"
+
+
+def test_low_precision_is_compared_seed_by_seed() -> None:
+    def row(name: str, seed: int, error: float) -> dict[str, Any]:
+        errors = dict.fromkeys(precision.MEASURES, error)
+        return {"regularizer": "none", "epochs": 2, "precision": name, "seed": seed, "errors": errors}
+
+    lines = precision.table([row("tf32", 0, 10.0), row("tf32", 1, 20.0), row("bfloat16", 0, 11.0), row("bfloat16", 1, 21.0)])
+    assert "| tf32 | 2 | 15.0 ± 7.1 |" in lines[2]
+    assert "| bfloat16 - tf32 | 2 | +1.0 ± 0.0 |" in lines[4]
+
+
+def test_runs_of_a_precision_are_trained_and_measured(tmp_path: Path) -> None:
+    path = tmp_path / "precision.json"
+    flags = "--precisions float32 --dataset digits --model small --epochs 1 --regularizer none --seeds 0 --test-images 20"
+    flags += f" --device cpu --runs {tmp_path / 'runs'} --output {path}"
+    assert main(["precision", *flags.split()], PROGRAM) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert (row["precision"], row["seed"], row["images"]) == ("float32", 0, 20)
+    assert row["errors"].keys() == precision.MEASURES.keys()
+    assert precision.ROW(row) == ""
+
+
+def test_each_precision_has_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    class Training:
+        """In place of a process; that in bfloat16 fails."""
+
+        def __init__(self, words: list[str]) -> None:
+            found.append(words)
+
+        def wait(self) -> int:
+            return int(found[-1][found[-1].index("--precisions") + 1] == "bfloat16")
+
+    monkeypatch.setattr(commands.subprocess, "Popen", Training)
+    assert main(["precision", "--precisions", "tf32", "float32", "--seeds", "3", "4"], PROGRAM) == 0
+    assert [words[words.index("--precisions") + 1] for words in found] == ["tf32", "float32"]
+    assert all(words[words.index("--seeds") + 1 :][:2] == ["3", "4"] for words in found)
+    assert main(["precision", "--precisions", "tf32", "bfloat16"], PROGRAM) == 2
 
 
 def test_all_ways_to_write_the_step_have_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

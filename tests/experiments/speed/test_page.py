@@ -14,6 +14,10 @@ from wassersmooth.study.errors import StudyError
 ROOT = Path(__file__).parent.parent.parent.parent
 
 
+def blocks_of(text: str) -> str:
+    return "".join(inside for _, _, inside, _ in BLOCK.findall(text))
+
+
 def test_the_page_is_filled_and_what_stands_outside_the_blocks_stays(tmp_path: Path) -> None:
     page = tmp_path / "speed.md"
     page.write_text((ROOT / "docs" / "speed.md").read_text())
@@ -30,11 +34,11 @@ def test_the_page_is_filled_and_what_stands_outside_the_blocks_stays(tmp_path: P
     assert "| convolutions | 0.50 | 7 | 1.50 | 7 |" in text
     assert "| 8 runs at once, ms per step and run | 1.25 | <= 2 | yes |" in text
     assert "no machine, torch 0.fake" in text
-    assert "Not measured." not in text
+    assert "Not measured." not in blocks_of(text)
     assert (tmp_path / "images" / "step-time.png").read_bytes().startswith(b"\x89PNG")
     assert BLOCK.sub("", text) == BLOCK.sub("", (ROOT / "docs" / "speed.md").read_text())
     write_page(fake_report(memory=None, throughput=None, training=None), page)
-    assert page.read_text().count("Not measured.") == 3
+    assert blocks_of(page.read_text()).count("Not measured.") == 3
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.compare import assert_matches
 from tests.learning.central import flat, gradients_of
 from tests.learning.zoo import batch, make, smooth_net
 from wassersmooth import PixelGraph, Wasserstein
-from wassersmooth._torch_internals import compile_graph
+from wassersmooth._torch_internals import compile_graph, trace
 from wassersmooth.learning.objectives import DirectionalPenalty, GradientPenalty
 from wassersmooth.learning.tikhonov import Tikhonov
 
@@ -166,11 +165,11 @@ def test_a_step_is_compiled_once_and_found_on_disk_by_the_next_process(tmp_path,
     from torch._dynamo.utils import counters
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    graph = make_fx(lambda x, y: [torch.tanh(x) @ y])(torch.rand(3, 3), torch.rand(3, 3))
+    graph = trace(lambda x, y: [torch.tanh(x) @ y], (torch.rand(3, 3), torch.rand(3, 3)), (), for_compiler=True)
     for misses, hits in ((1, 0), (0, 1)):
         counters.clear()
         x, y = torch.rand(3, 3), torch.rand(3, 3)
-        (found,) = compile_graph(copy.deepcopy(graph), [x, y], {})(x, y)
+        (found,) = compile_graph(copy.deepcopy(graph), {})(x, y)
         torch.testing.assert_close(found, torch.tanh(x) @ y)
         assert counters["inductor"]["fxgraph_cache_bypass"] == 0
         assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (misses, hits)

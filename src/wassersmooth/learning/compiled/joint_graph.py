@@ -33,9 +33,9 @@ COMPOUND = [
 ]
 
 
-def trace_elementary(function: Callable[..., Any], examples: Sequence[Any]) -> fx.GraphModule:
-    """Trace the function into a graph of elementary operators, without dead code."""
-    graph = trace(torch.func.functionalize(function, remove="mutations"), examples, COMPOUND)
+def trace_elementary(function: Callable[..., Any], examples: Sequence[Any], for_compiler: bool = False) -> fx.GraphModule:
+    """Trace the function into a graph of elementary operators, without dead code; if asked for, of those of the compiler."""
+    graph = trace(torch.func.functionalize(function, remove="mutations"), examples, COMPOUND, for_compiler)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from wassersmooth import _checks, _model_checks
-from wassersmooth._torch_internals import compile_graph, pytree
+from wassersmooth._torch_internals import compile_graph, pytree, start_compile_workers
 from wassersmooth.learning import losses
 from wassersmooth.learning.compiled import compile_cache
 from wassersmooth.learning.compiled.convolutions import replace_convolutions
@@ -108,6 +108,8 @@ class PreparedStep:
         state = [p.detach() for p in model.parameters()], [b.detach() for b in model.buffers()]
         sampler = _Sampler(objective, spec, model, device, options.compile)
         options.progress("tracing")
+        if options.compile and images.is_cuda:
+            start_compile_workers()  # ready when the trace is
         with explain_trace_errors(images):
             outputs = _example_outputs(spec, model, images, constants, labels)
             like = images.new_empty(outputs.shape)
@@ -117,7 +119,7 @@ class PreparedStep:
                 raise nothing_to_train(model)
             example = StepArguments(images, constants, leaves, eta, self.handle.tensor, *state, probes)
             with torch.autocast(device.type, enabled=False), torch.no_grad():  # its casts are in the graph already
-                function = _Function(step_kind(spec).make_step(spec, joint, example), example)
+                function = _Function(step_kind(spec).make_step(spec, joint, example), example, options.compile)
         if options.compile:
             function.compile(example, options)
         named, gradients = dict(model.named_parameters()), joint.parameter_gradients
@@ -126,12 +128,12 @@ class PreparedStep:
         self.buffers, self.outputs, self.shape, strides = list(model.buffers()), outputs.shape, images.shape, images.stride()
         self.compiled, self.captured = function.run is not function.graph, False
 
-        def step_at(inputs: Any, labels: Any, generator: torch.Generator | None) -> Any:
+        def step_at(inputs: Any, labels: Any, generator: torch.Generator | None, run: Callable[..., Any] | None = None) -> Any:
             images, constants, leaves = self.layout.split(inputs, labels)
             images = _with_strides(images, strides)
             drawn = sampler.probes(self.layout.inputs(images, constants), labels, like, generator)
             arguments = StepArguments(images, constants, leaves, eta, self.handle.tensor, *state, drawn)
-            loss, penalty, found, buffers, input_gradients = function(arguments)
+            loss, penalty, found, buffers, input_gradients = function(arguments, run)
             return loss, penalty, [*found, *_learned_gradients(spec, images, input_gradients)], buffers
 
         def step(images: Tensor, constants: list[Tensor], leaves: list[Tensor]) -> Any:
@@ -141,12 +143,18 @@ class PreparedStep:
         if options.verify:
             options.progress("comparing")
             if not (joint.is_random and _outputs_vary(model, images, constants)):
-                seeded = torch.Generator(device)
-                verify_compiled_step(
-                    lambda x: step_at(x, labels, seeded.manual_seed(0)),
-                    *(objective, model, inputs, labels, list(gradients), spec.learned),
-                    lambda: _verify_in_full_precision(objective, spec, model, inputs, labels),
-                )
+                seeded, of_batch = torch.Generator(device), (objective, model, inputs, labels, list(gradients), spec.learned)
+
+                def verify_in_full_precision() -> None:
+                    """Compare the same step in float32, without autocast and tf32; under autocast, which is traced, another."""
+                    with without_tf32(images):
+                        if torch.is_autocast_enabled(device.type):
+                            with torch.autocast(device.type, enabled=False):
+                                PreparedStep(objective, spec, model, inputs, labels, None, UNCOMPILED)
+                        else:
+                            verify_compiled_step(lambda x: step_at(x, labels, seeded.manual_seed(0), function.graph), *of_batch)
+
+                verify_compiled_step(lambda x: step_at(x, labels, seeded.manual_seed(0)), *of_batch, verify_in_full_precision)
             else:
                 _verify_in_eval_mode(objective, spec, model, inputs, labels)
         self.run: Callable[..., Any] = step
@@ -169,20 +177,21 @@ class PreparedStep:
 class _Function:
     """A step function of :class:`StepArguments`, as one graph of elementary operators between flat lists of tensors."""
 
-    def __init__(self, step: Callable[..., Any], example: StepArguments) -> None:
+    def __init__(self, step: Callable[..., Any], example: StepArguments, for_compiler: bool) -> None:
         flat, structure = pytree.tree_flatten(example)
 
         def flat_step(*tensors: Tensor) -> list[Tensor]:
             results, self.structure = pytree.tree_flatten(step(*pytree.tree_unflatten(tensors, structure)))
             return results
 
-        self.graph = trace_elementary(flat_step, flat)
+        self.graph = trace_elementary(flat_step, flat, for_compiler)
         self.graph.graph.set_codegen(fx.graph.CodeGen())
         self.graph.recompile()
         self.run: Callable[..., Any] = self.graph
 
-    def __call__(self, arguments: StepArguments) -> Any:
-        return pytree.tree_unflatten(list(self.run(*pytree.tree_leaves(arguments))), self.structure)
+    def __call__(self, arguments: StepArguments, run: Callable[..., Any] | None = None) -> Any:
+        """The results, by default of the fastest function there is."""
+        return pytree.tree_unflatten(list((run or self.run)(*pytree.tree_leaves(arguments))), self.structure)
 
     def compile(self, example: StepArguments, options: Options) -> None:
         """Replace the graph by a compiled function. No dispatcher of torch.compile is involved: the graph is traced already."""
@@ -191,7 +200,7 @@ class _Function:
         random_state = RandomState(example.images.device)
         try:
             with torch.autocast(example.images.device.type, enabled=False), torch.no_grad():
-                compiled = compile_cache.get_or_compile(self.graph, lambda: _compiled(self.graph, flat))
+                compiled = compile_cache.get_or_compile(self.graph, lambda: _compiled(self.graph, example.images.is_cuda))
                 compiled(*flat)  # some kernels are compiled when they are first launched
             self.run = compiled
         except Exception as error:  # a compiler can raise anything
@@ -276,13 +285,6 @@ def _learned_gradients(spec: StepSpec, images: Tensor, input_gradients: list[Ten
 UNCOMPILED = Options(compile=False, required=False, cuda_graph=False, verify=True, progress=lambda stage: None)
 
 
-def _verify_in_full_precision(objective: Objective, spec: StepSpec, model: nn.Module, inputs: Any, labels: Any) -> None:
-    """Compare the same step in float32, without autocast and tf32."""
-    images = first_input(inputs)
-    with torch.autocast(images.device.type, enabled=False), without_tf32(images):
-        PreparedStep(objective, spec, model, inputs, labels, None, UNCOMPILED)
-
-
 def _verify_in_eval_mode(objective: Objective, spec: StepSpec, model: nn.Module, inputs: Any, labels: Any) -> None:
     """A model that is random in training mode is compared in eval mode, where dropout does nothing: the same code."""
     if isinstance(inputs, Tensor) and isinstance(labels, Tensor):
@@ -311,12 +313,12 @@ def _current_autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=enabled, cache_enabled=False)
 
 
-def _compiled(graph: fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
+def _compiled(graph: fx.GraphModule, on_cuda: bool) -> Callable[..., Any]:
     options, graph = {}, copy.deepcopy(graph)  # the graph itself stays as the compiler's fallback and the key of the cache
-    if any(tensor.is_cuda for tensor in examples):  # both were measured on CUDA only
+    if on_cuda:  # both were measured there only
         replace_convolutions(graph)
         options = keep_chosen_values(graph)
-    return compile_graph(graph, examples, options)
+    return compile_graph(graph, options)
 
 
 def _with_strides(images: Tensor, strides: tuple[int, ...]) -> Tensor:
