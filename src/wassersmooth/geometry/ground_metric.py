@@ -83,7 +83,9 @@ def fit_ground_metric(
         euclidean = max(likelihood.mean_square, floor)
         start = _Parameters.start(graph, likelihood.mean_square, mass, floor)
         constant, _, _ = _maximized(likelihood, start, iterations, floor, mass, fit_weights=False, progress=None)
-        fitted, steps, converged = _maximized(likelihood, constant, iterations, floor, mass, fit_weights=True, progress=progress)
+        fitted, steps, converged = _maximized(
+            likelihood, constant, iterations, floor, mass, fit_weights=True, progress=progress
+        )
         information = _Information.at(likelihood, fitted, floor, mass)
         value = likelihood.at(fitted).log_likelihood / likelihood.values
     return GroundFit(
@@ -130,7 +132,11 @@ class GroundScore(NamedTuple):
         found = {name: getattr(self, name) for name in names}
         best = max(found, key=lambda name: found[name])
         numbers = ", ".join(f"{names[name]} {value:.4f}" for name, value in found.items())
-        gains = (f"{gain:+.4f} ± {error:.4f} over {names[over]}" for over in ("constant", "euclidean") for gain, error in [self.gain(over)])
+        gains = (
+            f"{gain:+.4f} ± {error:.4f} over {names[over]}"
+            for over in ("constant", "euclidean")
+            for gain, error in [self.gain(over)]
+        )
         return f"best: {names[best]} ({numbers} nats per pixel); the fitted weights gain {' and '.join(gains)}"
 
 
@@ -205,7 +211,15 @@ class GroundFit:
         drawn = axes.imshow(picture.numpy(), cmap="viridis", vmin=0, extent=extent)
         for (dy, dx), weight, error in zip(offsets, self.weights.tolist(), self.standard_errors.tolist(), strict=True):
             said = f"{weight:.2f}" + (f"\n±{error:.2f}" if math.isfinite(error) else "")
-            axes.text(dx, dy, said, ha="center", va="center", fontsize=6, color="white" if weight < 0.6 * max(self.weights) else "black")
+            axes.text(
+                dx,
+                dy,
+                said,
+                ha="center",
+                va="center",
+                fontsize=6,
+                color="white" if weight < 0.6 * max(self.weights) else "black",
+            )
         axes.set_xlabel("dx in pixels")
         axes.set_ylabel("dy in pixels")
         if axes.figure is not None:
@@ -531,7 +545,9 @@ def _curvature(likelihood: _Likelihood, here: _Parameters) -> Tensor:
         for sign in (1, -1):
             factors = torch.ones(count + 2, dtype=torch.float64)
             factors[k] = math.exp(sign * STEP)
-            there = _Parameters(here.weights * factors[:count], here.motion * float(factors[-2]), here.white * float(factors[-1]))
+            there = _Parameters(
+                here.weights * factors[:count], here.motion * float(factors[-2]), here.white * float(factors[-1])
+            )
             gradient = likelihood.at(there).gradient
             ends.append(torch.cat((gradient.weights, torch.tensor(gradient[1:], dtype=torch.float64))))
         columns.append((ends[0] - ends[1]) / (2 * STEP))
@@ -554,7 +570,9 @@ def _collected(pairs: Any) -> Pair:
         raise ValueError(f"{expected}; got none; give at least one")
     shapes = {(tuple(part.shape[1:]), part.dtype, part.device) for one in found for part in one}
     if len(shapes) > 1:
-        raise ValueError(f"all pairs must have one shape, dtype and device; got {_checks.shown(sorted(map(str, shapes)))}; convert them")
+        raise ValueError(
+            f"all pairs must have one shape, dtype and device; got {_checks.shown(sorted(map(str, shapes)))}; convert them"
+        )
     return torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found])
 
 

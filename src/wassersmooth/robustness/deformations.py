@@ -29,8 +29,11 @@ def elastic(images: Tensor, displacement: float, smoothness: float = 4.0, genera
     smoothness = _checks.non_negative_number(
         "smoothness", smoothness, "a smoother field is a translation", most=4 * max(images.shape[-2:])
     )
-    if not displacement:
-        return images.clone()
+    return deformed(images, displacement, smoothness, generator) if displacement else images.clone()
+
+
+def deformed(images: Tensor, displacement: float, smoothness: float = 4.0, generator: torch.Generator | None = None) -> Tensor:
+    """:func:`elastic` without its checks, which wait for the device."""
     batch, _, height, width = images.shape
     margin = math.ceil(4 * smoothness)  # a border that is cropped after smoothing, so that the field is stationary
     white = standard_normal(torch.Size((batch, 2, height + 2 * margin, width + 2 * margin)), images, generator)
