@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from experiments.ground_metric.plans import DatasetName, Scale
 from wassersmooth.robustness import variations
 from wassersmooth.robustness.attacks import PGD
-from wassersmooth.robustness.corruptions import PARAMETERS
+from wassersmooth.robustness.corruptions import PARAMETERS, Corruption
 from wassersmooth.robustness.intervals import wilson
-from wassersmooth.robustness.measurement import Measurement, Perturbation
+from wassersmooth.robustness.measurement import Measurement, PerImage, Perturbation
 from wassersmooth.robustness.model_queries import isolated_model
-from wassersmooth.robustness.translations import AXES, label_flips
+from wassersmooth.robustness.translations import AXES, Axis, label_flips
 from wassersmooth.study.data import Part
 
 SEVERITY, REACH = 3, 6
@@ -54,8 +54,15 @@ def perturbations(dataset: DatasetName) -> dict[str, Perturbation]:
     return found
 
 
-def measured(model: nn.Module, part: Part, dataset: DatasetName, images: tuple[int, int, int]) -> dict[str, Any]:
-    """Errors in percent with their intervals, which images are wrong, and label flips; the images are in one random order."""
+def measured(
+    model: nn.Module, part: Part, dataset: DatasetName, images: tuple[int, int, int], all_measures: bool = True
+) -> dict[str, Any]:
+    """Errors in percent with their intervals, which images are wrong, and label flips; the images are in one random order.
+
+    Arguments:
+        images: for clean error; for deformations; for attacks, corruptions and flips.
+        all_measures: also corruptions and flips.
+    """
     clean, most, few = images
     row: dict[str, Any] = {"errors": {}, "images": {}, "intervals": {}, "wrong": {}, "flips": {}}
 
@@ -70,35 +77,41 @@ def measured(model: nn.Module, part: Part, dataset: DatasetName, images: tuple[i
         found = Measurement(inner, part.images, part.labels, seed=0)
         add("clean", found.misclassified("clean", lambda m, x, y, g: x, clean))
         for name, perturb in perturbations(dataset).items():
-            add(name, found.misclassified(name, perturb, most))
-        kinds = [
-            found.misclassified(
-                f"{kind}_{SEVERITY}", lambda m, x, y, g, kind=kind: variations.corrupt(x, kind, SEVERITY, g), few
-            )
-            for kind in PARAMETERS
-        ]
-        # A network errs on an image by kind: the share over kinds is the error, and its spread is that over images.
-        shares = torch.stack(kinds).double().mean(0)
-        row["errors"][CORRUPTIONS] = round(100 * float(shares.mean()), 4)
-        row["images"][CORRUPTIONS] = len(shares)
-        half = 196 * float(shares.std()) / len(shares) ** 0.5
-        row["intervals"][CORRUPTIONS] = [round(row["errors"][CORRUPTIONS] + sign * half, 3) for sign in (-1, 1)]
-        for axis in AXES:
-            flips = found.collect(
-                f"flips_{axis}",
-                lambda x, y, g, axis=axis: label_flips(inner, x, axis, min(REACH, x.shape[-1] - 1)).double(),
-                few,
-            )
-            row["flips"][axis] = round(float(flips.mean()), 4)
+            add(name, found.misclassified(name, perturb, few if isinstance(perturb, PGD) else most))
+        if all_measures:
+            _add_corruptions(row, found, few)
+            _add_flips(row, found, inner, few)
     row["test_sha256"] = hashlib.sha256(part.images.cpu().numpy().tobytes()).hexdigest()
     return row
+
+
+def _add_corruptions(row: dict[str, Any], found: Measurement, few: int) -> None:
+    """The mean over kinds: a network errs on an image in a share of them, and the spread is that of shares over images."""
+    kinds = [found.misclassified(f"{kind}_{SEVERITY}", _corrupted(kind), few) for kind in PARAMETERS]
+    shares = torch.stack(kinds).double().mean(0)
+    error, half = 100 * float(shares.mean()), 196 * float(shares.std()) / len(shares) ** 0.5
+    row["errors"][CORRUPTIONS], row["images"][CORRUPTIONS] = round(error, 4), len(shares)
+    row["intervals"][CORRUPTIONS] = [round(error - half, 3), round(error + half, 3)]
+
+
+def _corrupted(kind: Corruption) -> Perturbation:
+    return lambda model, x, y, g: variations.corrupt(x, kind, SEVERITY, g)
+
+
+def _add_flips(row: dict[str, Any], found: Measurement, model: nn.Module, few: int) -> None:
+    for axis in AXES:
+        row["flips"][axis] = round(float(found.collect(f"flips_{axis}", _flips(model, axis), few).mean()), 4)
+
+
+def _flips(model: nn.Module, axis: Axis) -> PerImage:
+    return lambda x, y, g: label_flips(model, x, axis, min(REACH, x.shape[-1] - 1)).double()
 
 
 def of_both_parts(model: nn.Module, test: Part, validation: Part, dataset: DatasetName, scale: Scale) -> dict[str, Any]:
     """The row of the test images, with the errors on validation images, by which strengths are chosen."""
     row = measured(model, test, dataset, scale.images)
-    held_out = measured(model, validation, dataset, (scale.validation,) * 3)
-    return row | {"validation": {name: held_out[name] for name in ("errors", "flips")}}
+    held_out = measured(model, validation, dataset, (scale.validation,) * 3, all_measures=False)
+    return row | {"validation": {"errors": held_out["errors"]}}
 
 
 def _between(images: Tensor, generator: torch.Generator) -> Tensor:

@@ -93,7 +93,7 @@ class Scale:
 FULL = Scale(
     recipes={
         "cifar10": Training(epochs=24, batch_size=128, learning_rate=0.1, milestones=(12, 18), checkpoint_every=8),
-        "mnist": Training(epochs=50, batch_size=50, learning_rate=0.05, milestones=(30, 42), eta_ramp=10, checkpoint_every=50),
+        "mnist": Training(epochs=30, batch_size=50, learning_rate=0.03, milestones=(18, 26), eta_ramp=6, checkpoint_every=30),
     },
     data={
         "cifar10": {"dataset": "cifar10", "validation": 5072 / 50_000},
@@ -146,18 +146,17 @@ CIFAR_MORE: tuple[tuple[str, float], ...] = (
 )
 MNIST: tuple[tuple[str, float], ...] = (
     ("none", 0.0),
-    *((f"euclidean:eta={eta:g}", 0.0) for eta in (1.5, 3, 6)),
-    *((f"wasserstein:eta={eta:g},radius=2,mass=0.05", 0.0) for eta in (2.5, 5, 10)),
-    *((f"own:{FITTED},eta={eta:g}", 0.0) for eta in (2.5, 5, 10)),
-    *((f"deformation:eta={eta:g},smoothness=2", 0.0) for eta in (1.2, 2.4, 4.8)),
     *((f"deformation:eta={eta:g},smoothness=4", 0.0) for eta in (1.2, 2.4, 4.8)),
-    *((f"advection:eta={eta:g},smoothness=2", 0.0) for eta in (1.2, 2.4, 4.8)),
-    *(("none", displacement) for displacement in (0.75, 1.5, 2.5)),
-    *((f"deformation-noise:eta={eta:g},smoothness=2", 0.0) for eta in (0.35, 0.7, 1.4)),
-    *((f"deformation:eta={eta:g},smoothness=4", 1.5) for eta in (0.3, 0.6, 1.2)),
-    *((f"euclidean:eta={eta:g}", 1.5) for eta in (0.75, 1.5, 3)),
-    *((f"euclidean-noise:eta={eta:g}", 0.0) for eta in (0.1, 0.2, 0.4)),
-    *((f"own-noise:{FITTED},eta={eta:g}", 0.0) for eta in (0.15, 0.3, 0.6)),
+    *((f"euclidean:eta={eta:g}", 0.0) for eta in (0.5, 1)),
+    *(("none", displacement) for displacement in (0.75, 1.5)),
+    *((f"deformation:eta={eta:g},smoothness=4", 1.5) for eta in (0.6, 1.2)),
+    *((f"euclidean:eta={eta:g}", 1.5) for eta in (0.25, 0.5)),
+    *((f"wasserstein:eta={eta:g},radius=2,mass=0.05", 0.0) for eta in (0.8, 1.6)),
+    *((f"own:{FITTED},eta={eta:g}", 0.0) for eta in (0.8, 1.6)),
+    *((f"deformation:eta={eta:g},smoothness=2", 0.0) for eta in (0.8, 1.6)),
+    *((f"advection:eta={eta:g},smoothness=2", 0.0) for eta in (1.2, 2.4)),
+    *((f"deformation-noise:eta={eta:g},smoothness=4", 0.0) for eta in (0.5, 1)),
+    *((f"own-noise:{FITTED},eta={eta:g}", 0.0) for eta in (0.15, 0.3)),
 )
 
 
