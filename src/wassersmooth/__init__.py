@@ -5,6 +5,9 @@ from wassersmooth.geometry import calculus as calculus
 from wassersmooth.geometry import transport as transport
 from wassersmooth.geometry.coherent_motion import Deformations as Deformations
 from wassersmooth.geometry.graph import PixelGraph as PixelGraph
+from wassersmooth.geometry.ground_metric import GroundFit as GroundFit
+from wassersmooth.geometry.ground_metric import GroundScore as GroundScore
+from wassersmooth.geometry.ground_metric import fit_ground_metric as fit_ground_metric
 from wassersmooth.geometry.metrics import Euclidean as Euclidean
 from wassersmooth.geometry.metrics import Wasserstein as Wasserstein
 from wassersmooth.learning import engines as engines

@@ -115,8 +115,8 @@ def parse(arguments: list[str], program: Program = WASSERSMOOTH) -> Callable[[],
     try:
         with contextlib.redirect_stderr(printed):
             parsed: Callable[[], None] = tyro.cli(command, args=rest, **options)
-        if isinstance(parsed, StudyCommand) and _value_of("--model", rest) is None:
-            parsed.refuse_code_of_file()
+        if isinstance(parsed, StudyCommand):
+            parsed.refuse_code_of_file(flag for flag in ("model", "regularizers") if _value_of(f"--{flag}", rest) is not None)
         return parsed
     except SystemExit as stop:
         if not stop.code:

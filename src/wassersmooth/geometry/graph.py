@@ -399,6 +399,12 @@ class PixelGraph:
             return [(self.edge_relations[0], self._cached("weights", like, lambda: self._edge_weights(like)))]
         return list(zip(self.edge_relations, self.weights_like(like).unbind(), strict=True))
 
+    def by_relation(self, values: Tensor) -> Tensor:
+        """Sums for each weight of values for each of :meth:`weighted_relations`, or for each edge of a list. # shape: (R,)"""
+        if self._relation_of_edge is None:
+            return values
+        return values.new_zeros(len(self.weights)).index_add(0, self._relation_of_edge.to(values.device), values)
+
     def _edge_weights(self, like: Tensor) -> Tensor:
         weights = self._weights_in_units().to(device=like.device, dtype=like.dtype)
         return weights if self._relation_of_edge is None else weights[self._relation_of_edge.to(like.device)]

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from wassersmooth import _checks, visibility
 from wassersmooth.geometry.randomness import standard_normal
-from wassersmooth.robustness.corruptions import gaussian_blur
 
 Amount = float | Tensor
 
@@ -29,14 +28,29 @@ def elastic(images: Tensor, displacement: float, smoothness: float = 4.0, genera
     smoothness = _checks.non_negative_number(
         "smoothness", smoothness, "a smoother field is a translation", most=4 * max(images.shape[-2:])
     )
-    if not displacement:
-        return images.clone()
+    return deformed(images, displacement, smoothness, generator) if displacement else images.clone()
+
+
+def deformed(images: Tensor, displacement: float, smoothness: float = 4.0, generator: torch.Generator | None = None) -> Tensor:
+    """:func:`elastic` without its checks, which wait for the device."""
     batch, _, height, width = images.shape
     margin = math.ceil(4 * smoothness)  # a border that is cropped after smoothing, so that the field is stationary
     white = standard_normal(torch.Size((batch, 2, height + 2 * margin, width + 2 * margin)), images, generator)
-    field = gaussian_blur(white, smoothness)[..., margin : margin + height, margin : margin + width] if smoothness else white
+    if smoothness:  # by products of matrices, in float64 as gaussian_blur is, and much faster than convolutions on a CPU
+        rows, columns = (_blur_matrix(size, smoothness, images.device) for size in (height, width))
+        white = (rows @ white.double() @ columns.mT).to(images.dtype)
+    field = white
     length = field.square().sum(1).mean((1, 2)).sqrt()[:, None, None, None]
     return _resample(images, _pixel_grid(images) + displacement * field / length)
+
+
+def _blur_matrix(size: int, smoothness: float, device: torch.device) -> Tensor:
+    """What :func:`gaussian_blur` does along an axis, without the border that it needs. # shape: (size, size + 2 margin)"""
+    margin = math.ceil(4 * smoothness)
+    positions = torch.arange(size + 2 * margin, dtype=torch.float64, device=device)
+    distance = positions - margin - torch.arange(size, dtype=torch.float64, device=device)[:, None]
+    weights = torch.exp(-distance.square() / (2 * smoothness * smoothness)) * (distance.abs() <= margin)
+    return weights / weights.sum(1, keepdim=True)
 
 
 def rotate(images: Tensor, degrees: Amount) -> Tensor:

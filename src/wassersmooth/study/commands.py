@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -12,13 +12,24 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from wassersmooth.robustness.suites import SUITES, SuiteName
-from wassersmooth.study import certification, checkpoints, doctor_command, experiment, external_models, figures, models, presets
+from wassersmooth.study import (
+    certification,
+    checkpoints,
+    doctor_command,
+    experiment,
+    external_models,
+    figures,
+    models,
+    own_code,
+    presets,
+)
 from wassersmooth.study.bench.command import Bench
 from wassersmooth.study.config import Data, Study
 from wassersmooth.study.console import Console
 from wassersmooth.study.distributed import world
 from wassersmooth.study.errors import DivergedError, StudyError
 from wassersmooth.study.published_models import as_run
+from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.report.writing import write_report
 from wassersmooth.study.runs import EVALUATIONS, Run, runs_in
 from wassersmooth.study.search.sweep import Grid, sweep
@@ -41,7 +52,8 @@ class StudyCommand(Study):
     output: Path | None = None
     """The study's folder. Without it: runs/PRESET; runs/NAME for a configuration NAME.toml, or for another --dataset NAME."""
     trust_code: bool = False
-    """Runs the code of a model module:factory that --config names; one that is typed as --model runs without it."""
+    """Runs the code of a model or a metric module:factory that --config names; one that is typed as --model or in
+    --regularizers runs without it."""
 
     @property
     def name(self) -> str:
@@ -57,10 +69,24 @@ class StudyCommand(Study):
         path = Path(self.data.dataset).resolve()  # also of "." and ".."
         return Path("runs") / (path.stem if path.suffix == ".npz" else path.name)
 
-    def refuse_code_of_file(self) -> None:
-        """Refuse a model that only --config names, if that would run code, unless it is trusted."""
-        if self.config is not None and not self.trust_code:
+    def refuse_code_of_file(self, typed: Iterable[str]) -> None:
+        """Refuse a model or a metric that only --config names, if that would run code, unless it is trusted.
+
+        Arguments:
+            typed: the flags, of model and regularizers, that the user has given: that is consent.
+        """
+        if self.config is None or self.trust_code:
+            return
+        given = set(typed)
+        if "model" not in given:
             models.refuse_code(self.model, self.config, f"give --model {self.model.model} yourself, or --trust-code")
+        own = [text for text in self.regularizers if Regularizer.parse(text).factory]
+        if own and "regularizers" not in given:
+            path = Regularizer.parse(own[0]).factory
+            raise StudyError(
+                f"{self.config} names the metric {path}, so training would run its code ({own_code.place_of(path)}); if you trust "
+                f"that code: give --regularizers {' '.join(self.regularizers)} yourself, or --trust-code"
+            )
 
 
 @dataclass(frozen=True)

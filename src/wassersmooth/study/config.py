@@ -44,6 +44,8 @@ class Data:
     """Seed of the validation split and the subsets; the same for all runs of a study."""
     augment: bool = False
     """Random crops (4 pixels of zero padding) and horizontal flips. The paper uses none."""
+    elastic: float = 0.0
+    """Random elastic deformations of the training images, smooth over 4 pixels: the root mean square displacement in pixels."""
     image_size: int | None = None
     """Side in pixels to which the images of a folder are scaled and cropped; without it all must have the same size."""
 
@@ -143,9 +145,9 @@ class Study:
     evaluation: Evaluation = field(default_factory=Evaluation)
     regularizers: tuple[str, ...] = ("none",)
     """Each as KIND:eta=...,radius=...,mass=..., such as none wasserstein:eta=0.3,radius=2 pgd7:eta=8/255. Kinds: none;
-    penalties euclidean, wasserstein, uniform, deformation, advection, dual-norm, euclidean-length, wasserstein-length,
+    penalties euclidean, wasserstein, uniform, deformation, advection, own, dual-norm, euclidean-length, wasserstein-length,
     dual-length, tikhonov, tikhonov-curvature, tikhonov-euclidean; euclidean-noise, wasserstein-noise, deformation-noise,
-    advection-noise, reference-noise; attacks adversarial (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and
+    advection-noise, own-noise, reference-noise; own:module:factory,eta=... has a metric of your own; attacks adversarial (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and
     PENALTY+ATTACK:eta=...,epsilon=..."""
     seeds: tuple[int, ...] = (0,)
     """One run for each; a seed decides the initial weights and the order of the images."""
@@ -182,11 +184,12 @@ class RunConfig:
         """The contents of ``config.json``."""
         point = {"regularizer": self.regularizer.kind, "eta": self.regularizer.eta}
         point |= {"radius": self.regularizer.radius, "mass": self.regularizer.mass}
-        later = {"epsilon": self.regularizer.epsilon, "smoothness": self.regularizer.smoothness}
+        later = {name: getattr(self.regularizer, name) for name in ("epsilon", "smoothness", "factory")}
         point |= {name: value for name, value in later.items() if value}  # runs of earlier versions have no such entries
         flat = {"preset": self.preset, **point, "seed": self.seed, **flatten(self)}
-        if self.model.normalize:  # runs of earlier versions have no such entry
-            del flat["normalize"]
+        for name, usual in (("normalize", True), ("elastic", 0.0)):  # runs of earlier versions have no such entries
+            if flat[name] == usual:
+                del flat[name]
         return {key: _plain(value) for key, value in flat.items()}
 
     @classmethod
@@ -200,7 +203,9 @@ class RunConfig:
         try:
             eta, radius, mass = (values.pop(key) for key in ("eta", "radius", "mass"))
             point = Regularizer(
-                values.pop("regularizer"), eta, radius, mass, *(values.pop(key, 0.0) for key in ("epsilon", "smoothness"))
+                *(values.pop("regularizer"), eta, radius, mass),
+                *(values.pop(key, 0.0) for key in ("epsilon", "smoothness")),
+                factory=values.pop("factory", ""),
             )
             seed, preset = values.pop("seed"), values.pop("preset")
         except StudyError as error:  # such as a kind of a later version
@@ -223,7 +228,7 @@ OF_A_RUN = object_with(
         "seed": whole(0, 2**32 - 1),
         "preset": text,
     },
-    {"epsilon": number(0), "smoothness": number(0)},
+    {"epsilon": number(0), "smoothness": number(0), "factory": text},
 )
 # Suites that belong to experiments now, and what runs of earlier versions that name them are evaluated with instead.
 FORMER_SUITES: dict[object, SuiteName] = {"publication": "paper", "frontier": "standard"}
@@ -319,6 +324,7 @@ def _check(study: Study) -> None:
     _require(0 <= flat["momentum"] < 1, "momentum", "from 0 to below 1", flat["momentum"])
     _require(0 <= flat["weight_decay"] < float("inf"), "weight_decay", "a number of at least 0", flat["weight_decay"])
     _require(0 <= flat["validation"] <= 0.9, "validation", "a fraction from 0 to 0.9", flat["validation"])
+    _require(0 <= flat["elastic"] < float("inf"), "elastic", "a number of at least 0", flat["elastic"])
     _require(flat["eta_ramp"] >= 0, "eta_ramp", "at least 0", flat["eta_ramp"])
     milestones = flat["milestones"]
     rising = all(m >= 1 for m in milestones) and sorted(set(milestones)) == list(milestones)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wassersmooth import _checks
+from wassersmooth.robustness.deformations import deformed
 from wassersmooth.study import data_formats as formats
 from wassersmooth.study import durable
 from wassersmooth.study.config import Data
@@ -113,14 +114,29 @@ def load(config: Data, test_images: int | None = None, trained_elsewhere: bool =
     return Dataset(_part(train), _part(validation), _part(test), classes, fingerprint, content, remarks, names)
 
 
-def batches(part: Part, batch_size: int, augment: bool, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch in random order. All random numbers are drawn at its start on the CPU, so that all devices agree."""
+def batches(
+    part: Part, batch_size: int, augment: bool, generator: torch.Generator, elastic: float = 0.0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch in random order.
+
+    All random numbers are drawn at its start on the CPU, so that all devices agree; but those of elastic deformations, of which
+    there are thousands for each image, on the device.
+
+    Arguments:
+        augment: random crops and flips.
+        elastic: the root mean square displacement of random deformations, in pixels.
+    """
     device = part.images.device
     order = torch.randperm(len(part), generator=generator).to(device)
     moves = torch.randint(0, 2 * CROP_PADDING + 1, (len(part), 2), generator=generator).to(device) if augment else None
     flips = torch.randint(0, 2, (len(part),), generator=generator).bool().to(device) if augment else None
+    fields = torch.Generator(device)
+    if elastic:
+        fields.manual_seed(int(torch.randint(2**62, (), generator=generator)))
     for which in torch.split(order, batch_size):
         images = part.images[which]
+        if elastic:
+            images = deformed(images, elastic, generator=fields)
         if moves is not None and flips is not None:
             images = crop_and_flip(images, moves[which], flips[which])
         yield images, part.labels[which]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.machinery
 import itertools
 import math
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -20,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from wassersmooth import _checks
 from wassersmooth.model_state import call_model, logits_of, preserve_state
 from wassersmooth.normalized import Normalized, find_normalization
+from wassersmooth.study import own_code
 from wassersmooth.study.config import Model
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.errors import StudyError
@@ -106,19 +103,8 @@ def refuse_code(config: Model, named_by: Path, remedy: str) -> None:
     module, _, factory = config.model.partition(":")
     raise StudyError(
         f"{named_by} names the model {config.model}, so loading it would run the code of {factory} in the module {module} "
-        f"({_place_of(module)}); only built-in models are loaded from a file; if you trust that code: {remedy}"
+        f"({own_code.place_of(config.model)}); only built-in models are loaded from a file; if you trust that code: {remedy}"
     )
-
-
-def _place_of(module: str) -> str:
-    """Where a module would be imported from, found without importing anything."""
-    try:
-        spec = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [*sys.path, os.getcwd()])
-    except Exception:  # a path hook may raise anything
-        spec = None
-    if spec is None:
-        return "not found here"
-    return str(spec.origin or next(iter(spec.submodule_search_locations or ()), "unknown place"))
 
 
 def build(config: Model, channels: int, classes: int, mean: list[float], std: list[float], seed: int) -> nn.Module:
@@ -214,14 +200,7 @@ def _timm(name: str, channels: int, classes: int) -> nn.Module:
 
 
 def _from_factory(path: str, channels: int, classes: int) -> nn.Module:
-    module_name, _, factory_name = path.partition(":")
-    here = os.getcwd()
-    if here not in sys.path:  # unlike `python -m`, an installed command does not search the working directory
-        sys.path.append(here)  # last: a file that lies there must not replace an installed module
-    try:
-        factory = getattr(importlib.import_module(module_name), factory_name)
-    except Exception as error:  # importing runs the user's code: a typo in it can raise anything
-        raise StudyError(f"model {path}: {error}; expected module:factory, importable from here") from error
+    factory = own_code.imported(path, "model")
     try:
         model = factory(channels=channels, classes=classes)
     except Exception as error:

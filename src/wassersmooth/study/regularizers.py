@@ -23,6 +23,7 @@ from wassersmooth.learning.objective import Objective
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
 from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.robustness.attacks import FGSM, PGD, WassersteinFGSM
+from wassersmooth.study import own_code, stored_json
 from wassersmooth.study.errors import StudyError
 
 Side = Literal["Penalties", "Adversarial training", "Combinations", "Noise", "Others", "The plain network"]
@@ -42,13 +43,14 @@ EUCLIDEAN = MethodGroup("penalty, Euclidean", "Penalties", "#56b4e9", "o")
 DUAL = MethodGroup("penalty, dual norm", "Penalties", "#0072b2", "s")
 MOTION = MethodGroup("penalty, coherent motion", "Penalties", "#b07aa1", "h")
 WASSERSTEIN = MethodGroup("penalty, Wasserstein", "Penalties", "#d55e00", "D")
+OWN = MethodGroup("penalty, own metric", "Penalties", "#8c6d31", "p")
 TIKHONOV = MethodGroup("Tikhonov", "Penalties", "#e69f00", "X")
 NOISE = MethodGroup("noise", "Noise", "#999999", "v")
 ADVERSARIAL = MethodGroup("adversarial training", "Adversarial training", "#009e73", "^")
 COMBINED = MethodGroup("penalty and adversarial training", "Combinations", "#cc79a7", "P")
 OTHER = MethodGroup("other", "Others", "#000000", "X")  # kinds of a later version
 PLAIN = MethodGroup("none", "The plain network", "#000000", "*")
-GROUPS = (EUCLIDEAN, DUAL, WASSERSTEIN, MOTION, TIKHONOV, NOISE, ADVERSARIAL, COMBINED, OTHER, PLAIN)
+GROUPS = (EUCLIDEAN, DUAL, WASSERSTEIN, MOTION, OWN, TIKHONOV, NOISE, ADVERSARIAL, COMBINED, OTHER, PLAIN)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Kind:
         attack: from the metric, epsilon, and whether the attacked image must stay in [0, 1]. Trains on attacked images.
         metric: from a pixel graph and a mass; None for a kind without a graph.
         motion: what coherent motion carries; None for a kind without one.
+        own: whether the metric is one of the user's own, made by ``factory(height, width)``.
     """
 
     title: str
@@ -72,6 +75,7 @@ class Kind:
     attack: Callable[[Metric, float, bool], Attack] | None = None
     metric: Callable[[PixelGraph, float], Metric] | None = None
     motion: Motion | None = None
+    own: bool = False
 
 
 def _transport(graph: PixelGraph, mass: float) -> Metric:
@@ -98,6 +102,7 @@ KINDS = {
     ),
     "deformation": Kind("coherent motion", "#8f5a87", MOTION, penalty=_squared, motion="transport"),
     "advection": Kind("coherent motion of values", "#d4a6c8", MOTION, penalty=_squared, motion="advection"),
+    "own": Kind("own metric", "#8c6d31", OWN, penalty=_squared, own=True),
     "dual-norm": Kind(
         *("dual norm", "#17becf", DUAL),
         penalty=lambda metric, eta, engine: GradientPenalty(DualNorm(), eta, engine=engine),
@@ -119,6 +124,7 @@ KINDS = {
     "wasserstein-noise": Kind("Wasserstein noise", "#c49c94", NOISE, objective=NoisyInputs, metric=_transport),
     "deformation-noise": Kind("coherent noise", "#6b6ecf", NOISE, objective=NoisyInputs, motion="transport"),
     "advection-noise": Kind("coherent noise of values", "#9c9ede", NOISE, objective=NoisyInputs, motion="advection"),
+    "own-noise": Kind("noise of an own metric", "#bd9e39", NOISE, objective=NoisyInputs, own=True),
     "reference-noise": Kind(  # of covariance L(1), the same for every image: what can be certified
         *("Wasserstein noise of the white image", "#7f4f3f", NOISE),
         objective=NoisyInputs,
@@ -142,6 +148,7 @@ KINDS = {
 COMBINATION_COLOR = "#e377c2"
 ON_A_GRAPH = tuple(name for name, kind in KINDS.items() if kind.metric)
 IN_MOTION = tuple(name for name, kind in KINDS.items() if kind.motion)
+OF_YOUR_OWN = tuple(name for name, kind in KINDS.items() if kind.own)
 SMOOTHNESS = 2.0  # the default of coherent motion, in pixels
 PENALTIES = tuple(name for name, kind in KINDS.items() if kind.penalty)
 ATTACKS = tuple(name for name, kind in KINDS.items() if kind.attack)
@@ -176,6 +183,7 @@ def is_penalty(kind: str) -> bool:
 class Regularizer:
     """One point of a study. ``str()`` and :meth:`parse` are inverses: ``wasserstein:eta=0.3,radius=2``, ``pgd7:eta=8/255``.
 
+    A metric of the user's own is named after the kind: ``own:module:factory,eta=0.3``, called as ``factory(height, width)``.
     ``PENALTY+ATTACK`` is a kind too: the penalty of strength eta, taken at images attacked with epsilon.
     """
 
@@ -185,6 +193,7 @@ class Regularizer:
     mass: float = 0.0
     epsilon: float = 0.0
     smoothness: float = 0.0
+    factory: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS and not (self.parts[0] in PENALTIES and self.parts[1] in ATTACKS):
@@ -207,6 +216,10 @@ class Regularizer:
                 f"radius and mass belong to {', '.join(ON_A_GRAPH)}, and mass to {', '.join(IN_MOTION)}; got {self}; "
                 "leave them out"
             )
+        own = any(part in OF_YOUR_OWN for part in self.parts)
+        if own != bool(self.factory) or (own and not all(self.factory.partition(":"))):
+            remedy = f"write {self.kind}:module:factory,eta=0.3" if own else "leave it out"
+            raise StudyError(f"{', '.join(OF_YOUR_OWN)} need a metric of your own, module:factory; got {self}; {remedy}")
         if (self.kind == "none") != (self.eta == 0):
             remedy = "leave its eta out" if self.kind == "none" else f"write for example {self.kind}:eta=0.3"
             raise StudyError(f"eta is positive for every regularizer but none; got {self}; {remedy}")
@@ -234,8 +247,11 @@ class Regularizer:
         Without a radius, a graph has the default one, and motion without a smoothness likewise.
         """
         kind, _, rest = text.partition(":")
+        factory = ""
+        if any(part in OF_YOUR_OWN for part in kind.split("+")):
+            factory, _, rest = rest.partition(",")
         readers: dict[str, Callable[[str], float]] = {
-            field.name: int if field.name == "radius" else _number for field in dataclasses.fields(cls)[1:]
+            field.name: int if field.name == "radius" else _number for field in dataclasses.fields(cls)[1:-1]
         }
         values: dict[str, float] = {}
         for part in filter(None, rest.split(",")):
@@ -254,11 +270,11 @@ class Regularizer:
             values.setdefault("radius", RADIUS)
         if any(part in IN_MOTION for part in kind.split("+")):
             values.setdefault("smoothness", SMOOTHNESS)
-        return cls(kind, **values)  # type: ignore[arg-type]
+        return cls(kind, **values, factory=factory)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:]}
-        parts = [f"{name}={_written(value)}" for name, value in values.items() if value]
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:-1]}
+        parts = [self.factory] * bool(self.factory) + [f"{name}={_written(value)}" for name, value in values.items() if value]
         return f"{self.kind}:{','.join(parts)}" if parts else self.kind
 
     @property
@@ -289,9 +305,27 @@ class Regularizer:
 
     def _metric(self, name: str, size: tuple[int, int]) -> Metric:
         kind = KINDS[name]
+        if kind.own:
+            return self._own_metric(*size)
         if kind.motion:
             return Deformations(*size, self.smoothness, kind.motion, self.mass)
         return kind.metric(PixelGraph.grid(*size, self.radius), self.mass) if kind.metric else Euclidean()
+
+    def _own_metric(self, height: int, width: int) -> Metric:
+        factory = own_code.imported(self.factory, "metric")
+        try:
+            metric: Metric = factory(height, width)
+        except Exception as error:
+            raise StudyError(
+                f"metric {self.factory}: the factory failed ({type(error).__name__}: {stored_json.one_line(error)}); it is "
+                "called as factory(height, width)"
+            ) from error
+        if not callable(getattr(metric, "cometric", None)):
+            raise StudyError(
+                f"metric {self.factory}: the factory returned {type(metric).__name__}; expected a metric, with cometric(x); "
+                "return one"
+            )
+        return metric
 
     def _attack(self, name: str, epsilon: float, size: tuple[int, int]) -> Attack:
         build = KINDS[name].attack

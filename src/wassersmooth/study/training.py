@@ -37,7 +37,7 @@ EVALUATION_BATCH = {"cpu": 500, "cuda": 2500}  # on a GPU few large batches, sin
 
 def training(run: Run, data: Dataset, world: World, console: Console) -> Iterator[None]:
     """Train one run to its end, from its last checkpoint. Yields after each step, so that several runs can be interleaved."""
-    recipe = run.config.training
+    recipe, config = run.config.training, run.config.data
     state = TrainingState(run.config, data, world)
     state.resume(run)
     models.require_training_in_batches(state.model, data, recipe.batch_size, world.size)
@@ -50,7 +50,7 @@ def training(run: Run, data: Dataset, world: World, console: Console) -> Iterato
         started = time.perf_counter()
         rate = state.begin_epoch()
         totals, seen = [], 0
-        for images, labels in batches(data.train, recipe.batch_size, run.config.data.augment, state.order):
+        for images, labels in batches(data.train, recipe.batch_size, config.augment, state.order, config.elastic):
             if len(labels) < world.size:
                 continue  # the last batch has fewer images than there are processes
             loss, penalty = _checked_step(step, *world.shard(images, labels), state, run)

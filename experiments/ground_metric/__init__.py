@@ -1,0 +1,1 @@
+"""Which geometry natural variations have, and whether training in it helps."""

@@ -1,0 +1,164 @@
+"""The commands of the experiment, as frozen values: fields are flags, docstrings are the manual, and a call does the work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from experiments import row_store
+from experiments.ground_metric import page
+from experiments.ground_metric.helping import Work
+from experiments.ground_metric.likelihoods import row_of
+from experiments.ground_metric.pairs import MOTIONS
+from experiments.ground_metric.plans import DATASETS, FULL, SMALL, Scale, settings_of
+from wassersmooth.cli import Program
+from wassersmooth.study import data, durable, provenance
+from wassersmooth.study.config import Data
+from wassersmooth.study.console import Console
+from wassersmooth.study.distributed import choose_device
+from wassersmooth.study.errors import StudyError
+
+RESULTS = Path("results/ground-metric")
+LIKELIHOODS, TRAINING = "likelihoods.json", "training.json"
+FIT_KEY = ("dataset", "motion", "seed")
+
+
+@dataclass(frozen=True)
+class Where:
+    """Flags that the measuring commands share."""
+
+    output: Path = RESULTS
+    """The folder of the rows."""
+    cifar_dir: Path | None = None
+    """Where the files of CIFAR-10 are; without it, as in wassersmooth train --data-dir."""
+    mnist_dir: Path | None = None
+    """Where those of MNIST are."""
+    datasets: tuple[str, ...] = DATASETS
+    """Of cifar10, mnist."""
+    small: bool = False
+    """A few images and epochs, to try the commands."""
+
+    @property
+    def scale(self) -> Scale:
+        return SMALL if self.small else FULL
+
+    def folder(self, dataset: str) -> Path | None:
+        return self.mnist_dir if dataset == "mnist" else self.cifar_dir
+
+    def check(self) -> None:
+        if not self.datasets or not set(self.datasets) <= set(DATASETS):
+            raise StudyError(f"datasets must be among {', '.join(DATASETS)}; got {' '.join(self.datasets) or 'none'}")
+        durable.make_folder(self.output)
+
+
+@dataclass(frozen=True)
+class Fit(Where):
+    """Fits every candidate to natural pairs, and scores it on held-out pairs. On a CPU: about a minute a row.
+
+    python -m experiments.ground_metric fit
+
+    Nothing is lost when it is killed: the same command continues with the next row. Then render.
+    """
+
+    seeds: tuple[int, ...] = (0, 1)
+    """Each has its own pairs."""
+
+    def __call__(self) -> None:
+        self.check()
+        console, counts = Console(), (6, 6) if self.small else (100, 200)
+        path = self.output / LIKELIHOODS
+        for dataset in self.datasets:
+            loaded = None
+            for seed in self.seeds:
+                for motion in MOTIONS:
+                    row = {"dataset": dataset, "motion": motion, "seed": seed}
+                    known = {row_store.key_of(one, FIT_KEY) for one in row_store.read(path)["rows"]}
+                    if row_store.key_of(row, FIT_KEY) in known:
+                        continue
+                    loaded = loaded or data.load(Data(dataset=dataset, data_dir=self.folder(dataset), validation=0.0))
+                    console.line(f"{dataset}, {motion}, seed {seed}")
+                    row |= row_of(loaded, motion, counts, seed, console.line)
+                    row["origin"] = provenance.origin(choose_device("cpu"))
+                    with row_store.changing(path) as stored:
+                        stored["rows"] = row_store.merged(stored["rows"], [row], FIT_KEY)
+
+
+@dataclass(frozen=True)
+class Train(Where):
+    """Trains the networks of the plan, measures each when it is finished, and adds its row.
+
+    python -m experiments.ground_metric train --datasets cifar10 --workers 2 --seconds 530
+
+    Most valuable networks first. Nothing is lost when it is killed or out of time: the same command continues.
+    """
+
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    seconds: float = float("inf")
+    """After which nothing is begun, and what is not finished stays as a checkpoint."""
+    parallel: int = 4
+    """Networks that a process trains at a time, each on its own CUDA stream; 1 on a CPU."""
+    workers: int = 1
+    """Processes that share the networks: while one prepares its steps, the others use the GPU."""
+    part: int | None = None
+    """Which worker this is, from 0; for a process that is started by hand."""
+    runs: Path = Path("runs/ground-metric")
+    """The folder of checkpoints and trained networks."""
+
+    def __call__(self) -> None:
+        started = time.perf_counter()
+        self.check()
+        if self.workers > 1 and self.part is None:
+            self._spawn()
+            return
+        console, device = Console(), choose_device(self.device)
+        done = True
+        for dataset in self.datasets:
+            settings = settings_of("mnist" if dataset == "mnist" else "cifar10")
+            work = Work(
+                *(self.scale, self.folder(dataset), self.output / TRAINING, self.runs, device),
+                *(self.parallel if device.type == "cuda" else 1, started + self.seconds),
+            )
+            done = work.run(settings[(self.part or 0) :: self.workers]) and done
+        console.line("all rows are there" if done else "out of time; the same command continues")
+
+    def _spawn(self) -> None:
+        flags = [f"--output={self.output}", f"--device={self.device}", f"--seconds={self.seconds}", f"--runs={self.runs}"]
+        flags += [f"--parallel={self.parallel}", f"--workers={self.workers}", "--datasets", *self.datasets]
+        flags += [] if self.cifar_dir is None else [f"--cifar-dir={self.cifar_dir}"]
+        flags += [] if self.mnist_dir is None else [f"--mnist-dir={self.mnist_dir}"]
+        flags += ["--small"] if self.small else []
+        command = [sys.executable, "-m", "experiments.ground_metric", "train", *flags]
+        workers = [subprocess.Popen([*command, f"--part={part}"]) for part in range(self.workers)]
+        if any([worker.wait() for worker in workers]):
+            raise StudyError("a worker failed, see above; the rows of the others are stored")
+
+
+@dataclass(frozen=True)
+class Render:
+    """Writes the page and its figures again, from the files of rows alone. Measures nothing.
+
+    python -m experiments.ground_metric render
+    """
+
+    results: Annotated[Path, tyro.conf.Positional] = RESULTS
+    """The folder of the rows."""
+
+    def __call__(self) -> None:
+        if not (self.results / LIKELIHOODS).is_file():
+            raise StudyError(f"render needs the rows of fit; got {self.results}, without {LIKELIHOODS}; run fit first")
+        Console().line(f"page: {page.write_page(self.results, LIKELIHOODS, TRAINING)}")
+
+
+PROGRAM = Program(
+    "python -m experiments.ground_metric",
+    "Which geometry natural variations of images have, and whether training in it helps.\n"
+    "experiments/ground_metric/README.md has the commands from the first fit to the page.\n",
+    {"fit": Fit, "train": Train, "render": Render},
+)

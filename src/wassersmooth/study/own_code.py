@@ -1,0 +1,35 @@
+"""Code of a user's own that a study runs: models and metrics, given as ``module:factory``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import os
+import sys
+from typing import Any
+
+from wassersmooth.study.errors import StudyError
+
+
+def imported(path: str, what: str) -> Any:
+    """The factory of ``module:factory``, importable from the working directory; StudyError names ``what`` it is for."""
+    module_name, _, factory_name = path.partition(":")
+    here = os.getcwd()
+    if here not in sys.path:  # unlike `python -m`, an installed command does not search the working directory
+        sys.path.append(here)  # last: a file that lies there must not replace an installed module
+    try:
+        return getattr(importlib.import_module(module_name), factory_name)
+    except Exception as error:  # importing runs the user's code: a typo in it can raise anything
+        raise StudyError(f"{what} {path}: {error}; expected module:factory, importable from here") from error
+
+
+def place_of(path: str) -> str:
+    """Where the module of ``module:factory`` would be imported from, found without importing anything."""
+    module = path.partition(":")[0]
+    try:
+        spec = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [*sys.path, os.getcwd()])
+    except Exception:  # a path hook may raise anything
+        spec = None
+    if spec is None:
+        return "not found here"
+    return str(spec.origin or next(iter(spec.submodule_search_locations or ()), "unknown place"))
