@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, SuiteName
-from wassersmooth.study.errors import StudyError
+from wassersmooth.study.errors import StudyError, did_you_mean
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.stored_json import number, object_with, shown, text, whole
 from wassersmooth.study.tables import counted
@@ -268,7 +268,9 @@ def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnySt
         replaced[item.name] = dataclasses.replace(group, **found)  # type: ignore[type-var]
     if left:
         known_names = sorted([*flatten(study), "regularizers", "seeds"])
-        raise StudyError(f"{where}: unknown {', '.join(map(repr, sorted(left)))}; known are {', '.join(known_names)}")
+        near = did_you_mean(min(left), known_names)
+        known_names_text = f"known are {', '.join(known_names)}"
+        raise StudyError(f"{where}: unknown {', '.join(map(repr, sorted(left)))}; {known_names_text}{near and '; ' + near}")
     return dataclasses.replace(study, **replaced)
 
 

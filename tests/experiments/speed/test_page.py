@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent.parent.parent
 def test_the_page_is_filled_and_what_stands_outside_the_blocks_stays(tmp_path: Path) -> None:
     page = tmp_path / "speed.md"
     page.write_text((ROOT / "docs" / "speed.md").read_text())
-    write_page(fake_report(), page)
+    write_page(fake_report(cuda="0.fake"), page)
     text = page.read_text()
     assert "| Wasserstein penalty, radius 4 | 5.00 | 2.50 | 2.00 |" in text
     assert "| wasserstein_r8/euclidean | 2.00 | <= 1.02 | no |" in text
