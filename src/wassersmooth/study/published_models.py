@@ -12,11 +12,20 @@ from torch import nn
 from wassersmooth import _checks
 from wassersmooth.study import durable, models
 from wassersmooth.study.config import RunConfig
-from wassersmooth.study.errors import StudyError
+from wassersmooth.study.errors import StudyError, did_you_mean
 from wassersmooth.study.runs import Run, build_model, read_model
 from wassersmooth.study.stored_json import COUNT, PERCENT, object_of, object_with, optional, read_json, text
 
 INDEX = "models.json"
+# The networks of the paper at full scale (seed 0, ResNet-20 on CIFAR-10), by name: the SHA-256 of each file. The files are in
+# a checkout, not in the installed package.
+PUBLISHED = {
+    "none": "ae521afa5f6eb45fe6a6e6fb6c9b06178fe05c14c2a9a02bf4e981107a8ae279",
+    "euclidean": "bebe1c2a8ee5ccefa7101dd9e0e8b867b68adefbb506a0fd6ea6e6a2de61750d",
+    "wasserstein": "0102f3e60d7c65f388905d7dfd0f785d47c55b820b30c676f72dba7155cf2369",
+}
+FOLDER = Path("results/paper/models")
+CHECKOUT = Path(__file__).parents[3]  # of the project, where the package runs from one
 PUBLISH_AGAIN = "restore it, or move it away and publish again"
 
 
@@ -33,12 +42,15 @@ def read_index(index: Path) -> dict[str, Any]:
 def load_published(path: Path | str, trust_code: bool = False) -> nn.Module:
     """Load a network, in eval mode on the CPU, with its normalization inside: it takes images in [0, 1].
 
-    ``load_published("results/paper/models/none.safetensors")(images)`` gives the scores. Refused where the file is
-    damaged, or is not the one that ``models.json`` beside it names. A file may name its network as ``module:factory``: with
-    ``trust_code=True`` that code is run, without it such a file is refused.
+    ``load_published("wasserstein")(images)`` gives the scores; none, euclidean and wasserstein are known by name. They are
+    in ``results/paper/models`` of a checkout, the working directory or the one that this package runs from, and are refused
+    unless they have the published SHA-256. Anything else is a path, refused where the file is damaged, or is not the one
+    that ``models.json`` beside it names. A file may name its network as ``module:factory``: with ``trust_code=True`` that
+    code is run, without it such a file is refused.
     """
     _checks.choice("trust_code", trust_code, (False, True))
-    file = Path(path)
+    file = _file_of(path) if isinstance(path, str) and path in PUBLISHED else Path(path)
+    _refuse_others(path, file)
     stored = read_model(file)
     index = file.parent / INDEX
     known = read_index(index)["models"].get(file.name) if index.exists() else None
@@ -48,6 +60,31 @@ def load_published(path: Path | str, trust_code: bool = False) -> nn.Module:
     if not trust_code:
         models.refuse_code(config.model, file, f'load_published("{file}", trust_code=True)')
     return build_model(config, stored, file)
+
+
+def _file_of(name: str) -> Path:
+    """The file of a published network, in a checkout."""
+    places = [folder / FOLDER / f"{name}.safetensors" for folder in (Path(), CHECKOUT)]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise StudyError(
+            f"the published network {name} is not installed with the package; expected {places[0]} in the working directory; "
+            "run this in a checkout, or give the path of the file"
+        )
+    return found
+
+
+def _refuse_others(path: Path | str, file: Path) -> None:
+    """Refuse a file that was asked for by name and has other bytes; or what is neither a file nor a name."""
+    if isinstance(path, str) and path in PUBLISHED:
+        if (received := sha256(file)) != PUBLISHED[path]:
+            raise StudyError(
+                f"{file} is not the published network {path}: expected SHA-256 {PUBLISHED[path]}, got {received}; restore it "
+                "from a copy, or give its path to load it as it is"
+            )
+    elif isinstance(path, str) and not file.suffix and not file.exists():
+        near = did_you_mean(path, PUBLISHED) or "check it"
+        raise StudyError(f"a published network is {', '.join(PUBLISHED)}, or the path of a file; got {path!r}; {near}")
 
 
 def as_run(file: Path, folder: Path, trust_code: bool = False) -> Run:

@@ -33,7 +33,7 @@ def test_the_page_is_filled_and_what_stands_outside_the_blocks_stays(tmp_path: P
     assert "Not measured." not in text
     assert (tmp_path / "images" / "step-time.png").read_bytes().startswith(b"\x89PNG")
     assert BLOCK.sub("", text) == BLOCK.sub("", (ROOT / "docs" / "speed.md").read_text())
-    write_page(fake_report(memory=None, throughput=None, training=None), page)
+    write_page(fake_report(cuda="0.fake", memory=None, throughput=None, training=None), page)
     assert page.read_text().count("Not measured.") == 3
 
 
