@@ -22,13 +22,18 @@ ROOT = Path(__file__).parent.parent
 # Beside the folders: what the tests open, and what make needs.
 OPENED = {
     "CHANGELOG.md",
+    ".ci/run",
+    ".github/workflows/ci.yml",
+    "CITATION.bib",
     "CITATION.cff",
     "CONTRIBUTING.md",
     "LICENSE",
     "Makefile",
     "README.md",
+    "RELEASING.md",
     "constraints.txt",
     "pyproject.toml",
+    "tools/release_check.py",
 }
 LEFT_OUT = (".safetensors", ".lock", ".pyc")
 

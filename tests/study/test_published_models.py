@@ -51,7 +51,7 @@ def test_an_installed_package_says_where_the_weights_are(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(published_models, "CHECKOUT", tmp_path)
     with pytest.raises(
-        StudyError, match="the published network none is not installed with the package; expected results.*check"
+        StudyError, match=r"the published network none is not installed with the package; expected results.*check"
     ):
         load_published("none")
 

@@ -49,8 +49,7 @@ def load_published(path: Path | str, trust_code: bool = False) -> nn.Module:
     code is run, without it such a file is refused.
     """
     _checks.choice("trust_code", trust_code, (False, True))
-    file = _file_of(path) if isinstance(path, str) and path in PUBLISHED else Path(path)
-    _refuse_others(path, file)
+    file = _file_of(path)
     stored = read_model(file)
     index = file.parent / INDEX
     known = read_index(index)["models"].get(file.name) if index.exists() else None
@@ -62,29 +61,27 @@ def load_published(path: Path | str, trust_code: bool = False) -> nn.Module:
     return build_model(config, stored, file)
 
 
-def _file_of(name: str) -> Path:
-    """The file of a published network, in a checkout."""
-    places = [folder / FOLDER / f"{name}.safetensors" for folder in (Path(), CHECKOUT)]
+def _file_of(path: Path | str) -> Path:
+    """The file of a published network, which has its hash, or of a path."""
+    file = Path(path)
+    if not isinstance(path, str) or path not in PUBLISHED:
+        if isinstance(path, str) and not file.suffix and not durable.exists(file):
+            near = did_you_mean(path, PUBLISHED) or "check it"
+            raise StudyError(f"a published network is {', '.join(PUBLISHED)}, or the path of a file; got {path!r}; {near}")
+        return file
+    places = [folder / FOLDER / f"{path}.safetensors" for folder in (Path(), CHECKOUT)]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise StudyError(
-            f"the published network {name} is not installed with the package; expected {places[0]} in the working directory; "
+            f"the published network {path} is not installed with the package; expected {places[0]} in the working directory; "
             "run this in a checkout, or give the path of the file"
         )
+    if (received := sha256(found)) != PUBLISHED[path]:
+        raise StudyError(
+            f"{found} is not the published network {path}: expected SHA-256 {PUBLISHED[path]}, got {received}; restore it from "
+            "a copy, or give its path to load it as it is"
+        )
     return found
-
-
-def _refuse_others(path: Path | str, file: Path) -> None:
-    """Refuse a file that was asked for by name and has other bytes; or what is neither a file nor a name."""
-    if isinstance(path, str) and path in PUBLISHED:
-        if (received := sha256(file)) != PUBLISHED[path]:
-            raise StudyError(
-                f"{file} is not the published network {path}: expected SHA-256 {PUBLISHED[path]}, got {received}; restore it "
-                "from a copy, or give its path to load it as it is"
-            )
-    elif isinstance(path, str) and not file.suffix and not file.exists():
-        near = did_you_mean(path, PUBLISHED) or "check it"
-        raise StudyError(f"a published network is {', '.join(PUBLISHED)}, or the path of a file; got {path!r}; {near}")
 
 
 def as_run(file: Path, folder: Path, trust_code: bool = False) -> Run:
