@@ -212,7 +212,10 @@ def _together(turns: Path | None, alone: bool = False) -> Iterator[None]:
     if turns is None:
         yield
         return
-    import fcntl  # filelock's locks cannot be shared
+    try:
+        import fcntl  # filelock's locks cannot be shared
+    except ImportError:
+        raise StudyError(f"--turns needs shared locks, which Windows does not have; got {turns}; leave it out") from None
 
     durable.make_folder(turns.parent)
     with turns.open("a") as file:

@@ -21,6 +21,7 @@ from wassersmooth.visibility import values_are_visible
 
 _warned: set[str] = set()  # warnings that were given, each once in a process
 FLOATS = (torch.float32, torch.float64)
+WITHOUT_FLOAT64 = ("mps",)  # types of devices: Apple's GPUs compute in float32 at most
 LARGEST_STRENGTH = 1e18  # of a penalty, of noise or of an attack: its square is a float32
 # Optional packages by extra, as pyproject.toml has them: how each is imported, and its name.
 _SAME = ("filelock", "jinja2", "matplotlib", "optuna", "pooch", "rich", "safetensors", "scipy", "tyro")
@@ -41,6 +42,12 @@ def choice(name: str, received: object, known: Iterable[object]) -> None:
     options = tuple(known)
     if not any(_option_type(received) is _option_type(option) and received == option for option in options):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {shown(received)}")
+
+
+def float64_on(device: torch.device, purpose: str) -> None:
+    """Check that a device has float64."""
+    if device.type in WITHOUT_FLOAT64:
+        raise ValueError(f"{purpose} needs float64, which the device {device} does not have; move model and images to the CPU")
 
 
 def _option_type(value: object) -> type:

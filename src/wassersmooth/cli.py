@@ -36,6 +36,7 @@ except ModuleNotFoundError as error:
     MISSING = _checks.extra(package, "study", "the command line")
 
 PROGRAM = "wassersmooth"
+CLOSED_PIPE = (errno.EINVAL,) if sys.platform == "win32" else ()  # what writing to one is there, beside BrokenPipeError
 LONGEST_WORD = 400  # characters that a message repeats of what it was given
 DESCRIPTION = """\
 Wasserstein smoothness for image classifiers: the paper's study as one command, and an honest measurement of robustness.
@@ -64,6 +65,9 @@ WASSERSMOOTH = Program()
 def main(arguments: Sequence[str] | None = None, program: Program = WASSERSMOOTH) -> int:
     """Run a command and return its exit code: 0, 1 for a run that had to stop, 2 for bad input."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a pipe on Windows has no Greek letters: another sign is better than an error
+            stream.reconfigure(errors="replace")
     try:
         try:
             return _run(given, program)
@@ -74,6 +78,9 @@ def main(arguments: Sequence[str] | None = None, program: Program = WASSERSMOOTH
         _discard_output()
         return 141
     except OSError as error:
+        if error.errno in CLOSED_PIPE and error.filename is None:
+            _discard_output()
+            return 141
         # a failed write to an open stream has one of these numbers, and no file name
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF) or error.filename is not None:
             raise

@@ -29,7 +29,7 @@ def with_preset(study: AnyStudy, name: str, folder: Traversable = PACKAGED) -> A
     if name not in known:
         remedy = did_you_mean(name, known) or "give your own file with --config"
         raise StudyError(f"preset must be one of {', '.join(known)}; got {name!r}; {remedy}")
-    return with_values(study, tomllib.loads((folder / f"{name}.toml").read_text()), f"preset {name}")
+    return with_values(study, tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8")), f"preset {name}")
 
 
 def with_file(study: AnyStudy, path: Path) -> AnyStudy:
