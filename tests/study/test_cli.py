@@ -91,6 +91,22 @@ def test_the_manual_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture
     )
 
 
+def test_without_its_source_a_command_has_its_options_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_source(of: object) -> str:
+        raise OSError("source code not available")
+
+    monkeypatch.setattr(manual.inspect, "getsource", no_source)
+    assert {option.flag for option in manual.options_of(Train)} >= {"--epochs", "--preset"}
+    assert "--epochs INT" in manual.short_manual("wassersmooth train", Train)
+
+
+def test_a_misspelled_key_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("epoch = 3\n")
+    code, _, err = run(capsys, "train", "--config", str(tmp_path / "mine.toml"))
+    assert code == 2
+    assert re.search(r"mine\.toml: unknown 'epoch'; known are .*; did you mean epochs\?$", err.strip())
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -268,9 +268,9 @@ def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnySt
         replaced[item.name] = dataclasses.replace(group, **found)  # type: ignore[type-var]
     if left:
         known_names = sorted([*flatten(study), "regularizers", "seeds"])
-        near = did_you_mean(min(left), known_names)
-        known_names_text = f"known are {', '.join(known_names)}"
-        raise StudyError(f"{where}: unknown {', '.join(map(repr, sorted(left)))}; {known_names_text}{near and '; ' + near}")
+        remedy = did_you_mean(min(left), known_names) or "correct it"
+        got = ", ".join(map(repr, sorted(left)))
+        raise StudyError(f"{where}: unknown {got}; known are {', '.join(known_names)}; {remedy}")
     return dataclasses.replace(study, **replaced)
 
 

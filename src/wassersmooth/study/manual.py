@@ -142,7 +142,10 @@ def _texts(command: type) -> dict[str, str]:
     for base in reversed(command.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        try:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except OSError:  # installed without its source: options without texts are better than no command
+            continue
         assert isinstance(definition, ast.ClassDef)
         for field, text in zip(definition.body, definition.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
@@ -216,13 +219,10 @@ def _examples(texts: Sequence[str]) -> str:
 
 
 def _row(left: str, text: str) -> str:
+    """An option and its text, which begins on the next line where the option is long."""
     lines = textwrap.wrap(text, _width() - TEXT_AT, break_on_hyphens=False)
-    if len(left) + 4 > TEXT_AT:
-        lines.insert(0, "")
-    indented = [f"  {left}" if n == 0 else TEXT_AT * " " + line for n, line in enumerate(lines)]
-    if lines and lines[0]:
-        indented[0] = f"  {left}".ljust(TEXT_AT) + lines[0]
-    return "\n".join(indented)
+    first = lines.pop(0) if lines and len(left) + 4 <= TEXT_AT else ""
+    return "\n".join([f"  {left}".ljust(TEXT_AT if first else 0) + first, *(TEXT_AT * " " + line for line in lines)])
 
 
 def _filled(text: str) -> str:
