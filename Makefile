@@ -3,6 +3,7 @@
 # make demo      the study on a small data set: trains, attacks, and writes a report page
 # make bench     the cost of the operator, of a training step and of attacks on this machine
 # make fuzz      looks for faults: random calls, damaged files, killed commands; CALLS= DAMAGES= KILLS= SEED= choose (CONTRIBUTING.md)
+# make release-check  builds the sdist and the wheel and tries each in a clean environment; minutes (RELEASING.md)
 # make clean     removes .venv and what the tools left behind
 # make help      shows these lines
 #
@@ -21,7 +22,7 @@ else
   PYTHON = $(shell for python in $(CANDIDATES); do $$python $(IS_SUITABLE) && echo $$python && break; done)
 endif
 
-.PHONY: test test-all demo bench fuzz clean help
+.PHONY: test test-all demo bench fuzz release-check clean help
 
 test: SELECTION := -m "not slow"
 test test-all: $(VENV)/installed
@@ -40,6 +41,9 @@ bench: $(VENV)/installed
 
 fuzz: $(VENV)/installed
 	$(BIN)/python -m tests.fuzz $(foreach name,CALLS DAMAGES KILLS SEED FIRST,$(if $($(name)),--$(name)=$($(name))))
+
+release-check: $(VENV)/installed
+	$(BIN)/python tools/release_check.py
 
 $(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"

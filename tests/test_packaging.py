@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -14,18 +16,24 @@ from pathlib import Path
 import pytest
 
 import wassersmooth
+from wassersmooth import _checks
 
 ROOT = Path(__file__).parent.parent
 # Beside the folders: what the tests open, and what make needs.
 OPENED = {
     "CHANGELOG.md",
+    ".ci/run",
+    ".github/workflows/ci.yml",
+    "CITATION.bib",
     "CITATION.cff",
     "CONTRIBUTING.md",
     "LICENSE",
     "Makefile",
     "README.md",
+    "RELEASING.md",
     "constraints.txt",
     "pyproject.toml",
+    "tools/release_check.py",
 }
 LEFT_OUT = (".safetensors", ".lock", ".pyc")
 
@@ -77,14 +85,36 @@ def test_the_sdist_holds_what_its_tests_need(tmp_path: Path) -> None:
 
 
 def test_the_library_works_with_torch_and_numpy_alone() -> None:
-    """And the command says in one line how to install the rest."""
+    """And the command says in one line all that is missing, and how to install it."""
     program = [sys.executable, "-W", "ignore::FutureWarning", str(ROOT / "tests" / "library_alone.py")]  # torch 2.15 has some
     done = subprocess.run(program, capture_output=True, text=True, timeout=120)
     assert done.stdout.startswith("Report(quick: "), done.stderr
     assert done.stdout.endswith(f"\nwassersmooth {wassersmooth.__version__}\n")
     assert done.returncode == 2
-    expected = r"wassersmooth: the command line needs the package \w+; install it with: pip install 'wassersmooth\[study\]'\n"
-    assert re.fullmatch(expected, done.stderr)
+    expected = (
+        r"wassersmooth: the command line needs the packages (.*); install them with: pip install 'wassersmooth\[study\]'\n"
+    )
+    (named,) = re.findall(expected, done.stderr)
+    assert set(named.split(", ")) == packages_of("study") - {"filelock", "jinja2"}  # which torch brings along
+
+
+def packages_of(extra: str) -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {re.split(r"[^\w.-]", line)[0] for line in project["optional-dependencies"][extra]}
+
+
+@pytest.mark.parametrize("extra", ["study", "ot"])
+def test_each_package_of_an_extra_is_known_by_the_name_it_is_imported_with(extra: str) -> None:
+    assert set(_checks.EXTRAS[extra].values()) == packages_of(extra)
+    assert all(importlib.util.find_spec(module) for module in _checks.EXTRAS[extra])
+
+
+def test_all_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one after the other, each after another installation."""
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = "sweep needs the packages matplotlib, optuna; install them with: pip install 'wassersmooth[study]'"
+    assert str(_checks.extra("optuna", "study", "sweep")) == message
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,6 +9,7 @@ of cloning every input and output once.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -53,9 +54,12 @@ def _both(metric: ws.Wasserstein, x: Tensor, v: Tensor) -> Tensor:
 def peak_memory(device: torch.device) -> dict[str, float]:
     """MiB: on CUDA what one `quad` at radius 8 adds to what is allocated; on the CPU the peak of the whole process."""
     if device.type != "cuda":
-        import resource  # not on Windows
-
-        return {"process_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+        try:
+            import resource
+        except ImportError:  # on Windows
+            return {}
+        unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB on Linux
+        return {"process_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
     x, v = torch.rand(SMALL, device=device), torch.randn(SMALL, device=device)
     laplacian = ws.Wasserstein(ws.PixelGraph.grid(32, 32, radius=8)).cometric(x)
     laplacian.quad(v)

@@ -31,4 +31,4 @@ from wassersmooth.robustness.evaluation import evaluate as evaluate
 from wassersmooth.robustness.report import Report as Report
 from wassersmooth.robustness.smoothing import Smoothed as Smoothed
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -6,6 +6,7 @@ they are visible (:mod:`wassersmooth.visibility`).
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import warnings
 from collections.abc import Iterable
@@ -20,7 +21,11 @@ from wassersmooth.visibility import values_are_visible
 
 _warned: set[str] = set()  # warnings that were given, each once in a process
 FLOATS = (torch.float32, torch.float64)
+WITHOUT_FLOAT64 = ("mps",)  # types of devices: Apple's GPUs compute in float32 at most
 LARGEST_STRENGTH = 1e18  # of a penalty, of noise or of an attack: its square is a float32
+# Optional packages by extra, as pyproject.toml has them: how each is imported, and its name.
+_SAME = ("filelock", "jinja2", "matplotlib", "optuna", "pooch", "rich", "safetensors", "scipy", "tyro")
+EXTRAS = {"study": {**dict(zip(_SAME, _SAME, strict=True)), "PIL": "pillow", "sklearn": "scikit-learn"}, "ot": {"ot": "POT"}}
 ROUNDING = 1e-3  # allowed above 1: one step of float16, in which images may have been stored
 
 
@@ -37,6 +42,12 @@ def choice(name: str, received: object, known: Iterable[object]) -> None:
     options = tuple(known)
     if not any(_option_type(received) is _option_type(option) and received == option for option in options):
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}; got {shown(received)}")
+
+
+def float64_on(device: torch.device, purpose: str) -> None:
+    """Check that a device has float64."""
+    if device.type in WITHOUT_FLOAT64:
+        raise ValueError(f"{purpose} needs float64, which the device {device} does not have; move model and images to the CPU")
 
 
 def _option_type(value: object) -> type:
@@ -249,8 +260,14 @@ def weights(received: Tensor, relations: int, name: str = "weight", what: str = 
 
 
 def extra(package: str, name: str, purpose: str) -> MissingExtraError:
-    """The error for a missing optional package. The caller raises it, so that the traceback points there."""
-    return MissingExtraError(f"{purpose} needs the package {package}; install it with: pip install 'wassersmooth[{name}]'")
+    """The error for a missing optional package, with all others of its extra that are missing too.
+
+    The caller raises it, so that the traceback points there.
+    """
+    listed = EXTRAS[name].items()
+    missing = [title for module, title in listed if title == package or importlib.util.find_spec(module) is None] or [package]
+    what, them = (f"package {missing[0]}", "it") if len(missing) == 1 else (f"packages {', '.join(missing)}", "them")
+    return MissingExtraError(f"{purpose} needs the {what}; install {them} with: pip install 'wassersmooth[{name}]'")
 
 
 def first_line(error: Exception, longest: int | None = None) -> str:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import errno
 import io
+import itertools
 import os
 import re
 import sys
@@ -19,14 +20,14 @@ from typing import Any
 
 import wassersmooth
 from wassersmooth import _checks
-from wassersmooth.study.errors import StudyError
+from wassersmooth.study.errors import StudyError, did_you_mean
 
 COMMANDS: Mapping[str, Any] = {}
 MISSING: _checks.MissingExtraError | None = None
 try:
     import tyro
 
-    from wassersmooth.study import presets, provenance
+    from wassersmooth.study import manual, presets, provenance
     from wassersmooth.study.commands import COMMANDS, StudyCommand
 except ModuleNotFoundError as error:
     package = str(error.name).partition(".")[0]
@@ -35,6 +36,7 @@ except ModuleNotFoundError as error:
     MISSING = _checks.extra(package, "study", "the command line")
 
 PROGRAM = "wassersmooth"
+CLOSED_PIPE = (errno.EINVAL,) if sys.platform == "win32" else ()  # what writing to one is there, beside BrokenPipeError
 LONGEST_WORD = 400  # characters that a message repeats of what it was given
 DESCRIPTION = """\
 Wasserstein smoothness for image classifiers: the paper's study as one command, and an honest measurement of robustness.
@@ -63,6 +65,9 @@ WASSERSMOOTH = Program()
 def main(arguments: Sequence[str] | None = None, program: Program = WASSERSMOOTH) -> int:
     """Run a command and return its exit code: 0, 1 for a run that had to stop, 2 for bad input."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a pipe on Windows has no Greek letters: another sign is better than an error
+            stream.reconfigure(errors="replace")
     try:
         try:
             return _run(given, program)
@@ -73,6 +78,9 @@ def main(arguments: Sequence[str] | None = None, program: Program = WASSERSMOOTH
         _discard_output()
         return 141
     except OSError as error:
+        if error.errno in CLOSED_PIPE and error.filename is None:
+            _discard_output()
+            return 141
         # a failed write to an open stream has one of these numbers, and no file name
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF) or error.filename is not None:
             raise
@@ -100,17 +108,26 @@ def parse(arguments: list[str], program: Program = WASSERSMOOTH) -> Callable[[],
         return lambda: print(f"{PROGRAM} {wassersmooth.__version__}")
     if MISSING is not None:
         raise MISSING
-    if not arguments or arguments[0] in ("-h", "--help"):
-        return lambda: _show_commands(program)
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all"):
+        return lambda: print(manual.overview(program.name, program.description, program.commands))
     name, *rest = arguments
     if name not in program.commands:
-        raise StudyError(f"the command must be one of {', '.join(program.commands)}; got {name!r}; see {program.name} --help")
-    command = program.commands[name]
-    options: dict[str, Any] = {"prog": f"{program.name} {name}", "config": (tyro.conf.OmitArgPrefixes,)}
+        near = did_you_mean(name, program.commands)
+        known = f"the command must be one of {', '.join(program.commands)}"
+        raise StudyError(f"{known}; got {name!r}; {near or f'see {program.name} --help'}")
+    command, called = program.commands[name], f"{program.name} {name}"
+    # Booleans get a value here, so that --flag and --no-flag mean the same for all of them, whatever a preset says.
+    options: dict[str, Any] = {"prog": called, "config": (tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff)}
+    values = None
     if issubclass(command, StudyCommand):
-        options["config"] += (tyro.conf.FlagConversionOff,)  # where a preset says True, a flag must be able to say False
-        options["default"] = _from_preset_and_file(command, rest)
-        rest = _with_value("--trust-code", rest)
+        options["default"] = values = _from_preset_and_file(command, rest)
+    if {"-h", "--help"} & set(rest):
+        return lambda: print(manual.short_manual(called, command, values))
+    if "--help-all" in rest:
+        return lambda: print(manual.long_manual(called, command, values))
+    known_options = [option for option in manual.options_of(command) if not option.positional]
+    _check_options(rest, known_options, called)
+    rest = _with_values_of_booleans(rest, known_options)
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
@@ -123,13 +140,7 @@ def parse(arguments: list[str], program: Program = WASSERSMOOTH) -> Callable[[],
             raise
     if (hidden := [provenance.without_password(word) for word in rest]) != rest:
         parse([name, *hidden], program)  # complains alike; a long URL would be broken into lines, password and all
-    raise StudyError(f"{_one_line(printed.getvalue())}; see {program.name} {name} --help")
-
-
-def _show_commands(program: Program) -> None:
-    first_lines = {name: str(command.__doc__).splitlines()[0] for name, command in program.commands.items()}
-    print(f"usage: {program.name} COMMAND [OPTIONS]\n\n{program.description}")
-    print("\n".join(f"  {name:10} {line}" for name, line in first_lines.items()))
+    raise StudyError(f"{_one_line(printed.getvalue())}; see {called} --help")
 
 
 def _from_preset_and_file(command: type[StudyCommand], arguments: list[str]) -> StudyCommand:
@@ -141,7 +152,7 @@ def _from_preset_and_file(command: type[StudyCommand], arguments: list[str]) -> 
 
 
 def _one_line(box: str) -> str:
-    """The error in tyro's box of several parts: the first says what is wrong, and one may suggest flags.
+    """The error in tyro's box of several parts, of which the first says what is wrong.
 
     tyro has no public interface to its errors other than this text.
     """
@@ -149,9 +160,7 @@ def _one_line(box: str) -> str:
     plain = re.sub(r"(?m)^[│|╭╰+]─?|[│|╮╯+]\s*$", "", plain)  # a terminal without Unicode has + - | for the frame
     parts = [" ".join(part.split()) for part in re.split(r"[─-]{4,}", plain)]
     parts = [part for part in parts if part]
-    message = parts[1] if len(parts) > 1 else " ".join(parts)
-    suggested = next((re.findall(r"--[\w-]+", part) for part in parts if part.startswith("Perhaps you meant")), [])
-    return message + (f"; perhaps you meant {suggested[0]}" if suggested else "")
+    return parts[1] if len(parts) > 1 else " ".join(parts)
 
 
 def _value_of(flag: str, arguments: list[str]) -> str | None:
@@ -165,12 +174,44 @@ def _value_of(flag: str, arguments: list[str]) -> str | None:
     return found
 
 
-def _with_value(flag: str, arguments: list[str]) -> list[str]:
-    """The arguments with True after a flag that stands alone, as it may where no preset can set it."""
-    words: list[str] = []
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):  # there may be no arguments
-        words += [word, "True"] if word == flag and following not in ("True", "False") else [word]
-    return words
+def _check_options(words: list[str], known: Sequence[manual.Option], called: str) -> None:
+    """Refuse options and choices that do not exist, with the nearest that does."""
+    flags = {option.flag: option for option in known}
+    spelled = [*flags, *(f"--no-{option.flag[2:]}" for option in known if option.is_boolean)]
+    for index, word in enumerate(words):
+        flag, _, value = word.partition("=")
+        flag = flag.replace("_", "-")
+        if not word.startswith("--") or word == "--":
+            continue
+        if flag not in spelled:
+            near = did_you_mean(flag, spelled)
+            raise StudyError(f"{called} has no option {flag}; {near or 'check its name'}; see {called} --help-all")
+        option = flags.get(flag)
+        if option is None or not option.choices:
+            continue
+        following = [value] if value else list(itertools.takewhile(lambda w: not w.startswith("--"), words[index + 1 :]))
+        for received in following if option.several else following[:1]:
+            if received not in option.choices:
+                near = did_you_mean(received, option.choices)
+                raise StudyError(
+                    f"{flag} must be one of {', '.join(option.choices)}; got {received!r}; {near or f'see {called} --help-all'}"
+                )
+
+
+def _with_values_of_booleans(words: list[str], known: Sequence[manual.Option]) -> list[str]:
+    """The arguments with True after each --flag of a boolean, and --flag False for each --no-flag."""
+    booleans = {option.flag for option in known if option.is_boolean}
+    found: list[str] = []
+    for word, following in zip(words, [*words[1:], ""], strict=False):  # there may be no words
+        flag = word.replace("_", "-")
+        positive = "--" + flag.removeprefix("--no-")
+        if flag in booleans and following not in ("True", "False"):  # those are how values of earlier versions were written
+            found += [flag, "True"]
+        elif flag.startswith("--no-") and positive in booleans:
+            found += [positive, "False"]
+        else:
+            found.append(word)
+    return found
 
 
 def _discard_output() -> None:

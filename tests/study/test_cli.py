@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+import tyro
 
 from tests.study.small_studies import stripes_file
 from wassersmooth import cli
-from wassersmooth.study import presets
+from wassersmooth.study import manual, presets
 from wassersmooth.study.commands import COMMANDS, Reproduce, StudyCommand, Sweep, Train
 from wassersmooth.study.config import flatten
 
@@ -41,17 +42,94 @@ def test_without_a_command_all_of_them_are_shown(capsys: pytest.CaptureFixture[s
     assert all(f"\n  {name} " in out for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
-def test_each_command_has_a_manual(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    code, out, err = run(capsys, name, "--help")
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_on_a_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """40 lines of 80 columns, with an example at the bottom."""
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = run(capsys, *filter(None, [name]), "--help")
     assert (code, err) == (0, "")
-    assert f"usage: wassersmooth {name}" in out
-    assert str(COMMANDS[name].__doc__).splitlines()[0][:40] in " ".join(out.split())
+    lines = out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith(f"usage: wassersmooth {name or 'COMMAND'}")
+    if name:
+        assert f"\nexamples:\n  wassersmooth {name}" in out
+        assert "\n  --help-all " in out
+        assert summary_of(COMMANDS[name]) in " ".join(out.split())
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_help_all_has_every_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The options are those that the parser itself knows; those of --help are among them."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        tyro.cli(COMMANDS[name], args=["--help"], config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff))
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    parsed = set(re.findall(r"^[│| ] {1,2}(--\w[\w-]*)", plain, re.MULTILINE))
+    _, out, _ = run(capsys, name, "--help-all")
+    shown = set(re.findall(r"^  (--[\w-]+)", out, re.MULTILINE))
+    assert shown == parsed
+    assert max(map(len, out.splitlines())) <= 80
+    assert summary_of(COMMANDS[name]) in " ".join(out.split())
+    common = [option for option in manual.options_of(COMMANDS[name]) if option.name in getattr(COMMANDS[name], "common", ())]
+    assert len(common) == len(getattr(COMMANDS[name], "common", ()))
+    _, short, _ = run(capsys, name, "--help")
+    assert set(re.findall(r"^  (--[\w-]+)", short, re.MULTILINE)) <= shown | {"--help-all"}
     if issubclass(COMMANDS[name], StudyCommand):
-        for field in flatten(COMMANDS[name]()):
-            assert f"--{field.replace('_', '-')} " in out
-        assert "--preset" in out
-        assert "--config" in out
+        assert {f"--{field.replace('_', '-')}" for field in flatten(COMMANDS[name]())} <= shown
+
+
+def summary_of(command: type) -> str:
+    return " ".join(str(command.__doc__).partition("\n\n")[0].split())
+
+
+def test_the_manual_shows_the_values_of_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    epochs = presets.with_preset(Train(), "cifar10-paper").training.epochs
+    assert (
+        f"Passes over the training images. (default: {epochs})"
+        in run(capsys, "train", "--preset", "cifar10-paper", "--help")[1]
+    )
+
+
+def test_without_its_source_a_command_has_its_options_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_source(of: object) -> str:
+        raise OSError("source code not available")
+
+    monkeypatch.setattr(manual.inspect, "getsource", no_source)
+    assert {option.flag for option in manual.options_of(Train)} >= {"--epochs", "--preset"}
+    assert "--epochs INT" in manual.short_manual("wassersmooth train", Train)
+
+
+def test_a_misspelled_key_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("epoch = 3\n")
+    code, _, err = run(capsys, "train", "--config", str(tmp_path / "mine.toml"))
+    assert code == 2
+    assert re.search(r"mine\.toml: unknown 'epoch'; known are .*; did you mean epochs\?$", err.strip())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--augment"], True),
+        (["--no-augment"], False),
+        (["--augment", "--no-augment"], False),
+        (["--augment", "True"], True),
+        (["--augment=False"], False),
+        ([], False),
+    ],
+)
+def test_booleans_have_one_style(words: list[str], expected: bool) -> None:
+    parsed = cli.parse(["train", *words, "--epochs", "3"])
+    assert isinstance(parsed, Train)
+    assert (parsed.data.augment, parsed.training.epochs) == (expected, 3)
+
+
+def test_booleans_that_may_be_left_open() -> None:
+    for words, expected in (([], None), (["--compile"], True), (["--no-compile"], False)):
+        assert cli.parse(["train", *words]).machine.compile is expected  # type: ignore[attr-defined]
+        assert cli.parse(["bench", *words]).compile is expected  # type: ignore[attr-defined]
+    parsed = cli.parse(["evaluate", "--remeasure", "runs/digits", "--no-pictures"])
+    assert (parsed.remeasure, parsed.folders, parsed.pictures) == (True, (Path("runs/digits"),), False)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -59,14 +137,26 @@ def test_each_command_has_a_manual(capsys: pytest.CaptureFixture[str], name: str
     [
         (["fly"], "the command must be one of reproduce, train, .* got 'fly'"),
         (["train", "--preset", "imagenet"], "preset must be one of cifar10-paper, .* got 'imagenet'"),
-        (["train", "--preset", "digit"], "got 'digit'; perhaps you meant digits"),
+        (["train", "--preset", "digit"], "got 'digit'; did you mean digits\\?"),
         (["train", "--preset", "zebra"], "got 'zebra'; give your own file with --config"),
         (["train", "--epochs", "many"], "Error parsing --epochs"),
         (["train", "--epochs", "0"], "epochs must be at least 1; got 0"),
         (["train", "--threads", "100000"], "threads must be at most 1024, or left out; got 100000"),
         (["bench", "--threads", "0"], "threads must be at least 1, or left out; got 0"),
         (["bench", "--threads", "100000"], "threads must be at most 1024, or left out; got 100000"),
-        (["train", "--epoch", "3"], "Unrecognized options: --epoch.*perhaps you meant --epochs"),
+        (["trian"], r"got 'trian'; did you mean train\?"),
+        (["train", "--epoch", "3"], r"wassersmooth train has no option --epoch; did you mean --epochs\?; see"),
+        (["train", "--no-agument"], r"has no option --no-agument; did you mean --no-augment\?"),
+        (
+            ["train", "--zebra=secret"],
+            "wassersmooth train has no option --zebra; check its name; see wassersmooth train --help-all",
+        ),
+        (["train", "--suite", "standrad"], r"--suite must be one of quick, .*; got 'standrad'; did you mean standard\?"),
+        (["evaluate", "nowhere", "--suite", "papper"], r"--suite must be one of .*; got 'papper'; did you mean paper\?"),
+        (["train", "--dataset", "cifar01"], r"dataset must be one of .*; did you mean cifar10\?"),
+        (["train", "--regularizers", "wasserstien:eta=1"], r"got 'wasserstien'; did you mean wasserstein\?"),
+        (["train", "--regularizers", "euclidian+pgd:eta=1,epsilon=1"], r"did you mean euclidean\+pgd7\?"),
+        (["train", "--model", "resnet2"], r"model must be small, .*; got 'resnet2'; did you mean resnet20\?"),
         (["train", "--learning-rate"], "--learning-rate"),
         (["train", "--activation", "tanh"], "--activation"),
         (["train", "--seeds"], "seeds must be one or more"),
@@ -79,10 +169,10 @@ def test_each_command_has_a_manual(capsys: pytest.CaptureFixture[str], name: str
         (["evaluate", "nowhere"], "nowhere does not exist; expected a run, a study folder"),
         (["evaluate", "nowhere", "--suite", "huge"], "--suite must be one of quick, paper, .*full; got 'huge'"),
         (["train", "--dataset", "nowhere.npz"], r"nowhere\.npz does not exist"),
-        (["report"], "Missing.*PATH"),
+        (["report"], "Missing.*FOLDER"),
         (["report", "nowhere"], "nowhere does not exist; expected a run, a study folder"),
         (["bench", "--repeats", "0"], "repeats must be at least 1; got 0"),
-        (["bench", "--only", "cost"], "invalid choice 'cost' for argument '--only'.*step"),
+        (["bench", "--only", "cost"], "--only must be one of step, .*; got 'cost'; see wassersmooth bench --help-all"),
         (["bench", "--training", "nowhere"], "nowhere does not exist; expected a run, a study folder"),
         (["bench", "--model", "vgg"], "model must be small, resnet20"),
         (["sweep", "--etas", "0.1", "0.1"], "each value once"),

@@ -70,6 +70,7 @@ class Deformations(Metric):
 
     def _check(self, x: Tensor, values: Callable[[str, Tensor], None]) -> None:
         _checks.batch("images", x, (self.height, self.width), ("metric", "Deformations({}, {}, ...)"))
+        _checks.float64_on(x.device, "Deformations")
         values("images", x)
 
     def evaluate(self, x: Tensor) -> CoherentMotion:

@@ -211,6 +211,7 @@ class Cometric(ABC):
 
     def _double(self) -> Self:
         """The same operator with all its tensors in float64: what is factored or solved is computed there."""
+        _checks.float64_on(self.x.device, "solving with L(x), its density, its determinant or its square root")
         wide = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and value.is_floating_point():

@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wassersmooth import _checks
 from wassersmooth._torch_internals import transformed
 from wassersmooth.geometry import box_ops, table_ops
 from wassersmooth.geometry.graph import PixelGraph
@@ -224,7 +225,10 @@ class _Tiling:
 
     def widen(self, field: Tensor) -> Tensor:
         """Use float64 unless the weights are integers: rounded weights do not sum to the rounded s, and the error remains."""
-        return field if self.graph.stencil.whole_weights else field.double()
+        if self.graph.stencil.whole_weights:
+            return field
+        _checks.float64_on(field.device, "a graph whose weights are not constant")
+        return field.double()
 
     def degrees(self, like: Tensor) -> Tensor:
         """s including the stencil's center, in tiles without halo."""

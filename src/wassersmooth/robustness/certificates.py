@@ -278,6 +278,7 @@ def certify(
     """
     _checks.batch("images", images, dims=(4, 3, 5))
     _model_checks.same_device(model, images)
+    _checks.float64_on(images.device, "certify")
     check_certifiable(metric)
     sigma = check_sigma(sigma)
     samples, select = _checks.positive_integer("samples", samples), _checks.positive_integer("select", select)

@@ -111,6 +111,7 @@ def _gathered(model: nn.Module, images: object, labels: object, max_images: int 
         _model_checks.class_labels(labels, images)
         assert isinstance(labels, Tensor)
         _model_checks.same_device(model, images)
+        _checks.float64_on(images.device, "evaluate")
         _checks.pixels("images", images)
         return images[:max_images], labels[:max_images], images.device
     if isinstance(images, Iterable) and labels is not None and not hasattr(images, "__array__"):
@@ -120,6 +121,7 @@ def _gathered(model: nn.Module, images: object, labels: object, max_images: int 
         )
     if hasattr(images, "__array__"):
         _checks.batch("images", images)  # refuses a NumPy array with the remedy
+    _checks.float64_on(loaders.device_of(model), "evaluate")
     return *loaders.gather(images, max_images), loaders.device_of(model)
 
 

@@ -91,6 +91,7 @@ class WassersteinPGD(Attack):
         return self.epsilon * (mass.sqrt() if self.units == "shift" else torch.ones_like(mass))
 
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        _checks.float64_on(images.device, "a Wasserstein attack")
         self.metric.check(images)
         with torch.no_grad():
             cometric, radius = self.metric.evaluate(images.double()), self.radius(images)

@@ -27,14 +27,14 @@ from wassersmooth.study.bench.command import Bench
 from wassersmooth.study.config import Data, Study
 from wassersmooth.study.console import Console
 from wassersmooth.study.distributed import world
-from wassersmooth.study.errors import DivergedError, StudyError
+from wassersmooth.study.errors import DivergedError, StudyError, did_you_mean
 from wassersmooth.study.published_models import as_run
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.report.writing import write_report
 from wassersmooth.study.runs import EVALUATIONS, Run, runs_in
 from wassersmooth.study.search.sweep import Grid, sweep
 
-Folders = Annotated[tuple[Path, ...], tyro.conf.Positional]
+Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")]
 # Text, and checked by the command: tyro would list None among the choices of an optional literal.
 Suite = Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(SUITES) + "}")]
 
@@ -44,6 +44,10 @@ class StudyCommand(Study):
     """What the commands that start from a configuration share."""
 
     preset_folder: ClassVar[Traversable] = presets.PACKAGED
+    common: ClassVar[tuple[str, ...]] = (
+        *("preset", "dataset", "data_dir", "regularizers", "seeds", "model", "epochs", "batch_size", "learning_rate"),
+        *("config", "output", "device"),
+    )
 
     preset: str = "digits"
     """The values that no flag changes: digits, mnist, cifar10-quick, cifar10-paper or cifar10-sweep."""
@@ -102,6 +106,10 @@ class Reproduce(StudyCommand):
     Nothing is lost when it is killed: the same command continues from the last checkpoints, and skips what is finished. If one
     run diverges, the others are still measured. The report is FOLDER/report.html; tables.md and tables.tex lie beside it.
     """
+
+    common: ClassVar[tuple[str, ...]] = (
+        *("preset", "dataset", "data_dir", "regularizers", "seeds", "model", "epochs", "suite", "output", "device"),
+    )
 
     def __call__(self) -> None:
         figures.require_package("the report")
@@ -202,12 +210,12 @@ class Evaluate(EvaluateRuns):
 
     wassersmooth evaluate runs/digits/none-seed0 --suite full: one run, with AutoAttack and corruptions.
 
+    wassersmooth evaluate my_models:net --weights net.pt --dataset cifar10 --mean 0.49 0.48 0.45 --std 0.25 0.24 0.26: a model
+    of your own, called as net(channels=..., classes=...); in a run folder made for it.
+
     wassersmooth evaluate results/paper/models/none.safetensors: a published network, in a run folder made for it.
 
     wassersmooth evaluate runs/digits --split validation: on held-out training images, to choose by; in validation.json.
-
-    wassersmooth evaluate my_models:net --weights net.pt --dataset cifar10 --mean 0.49 0.48 0.45 --std 0.25 0.24 0.26: a model
-    of your own, called as net(channels=..., classes=...); in a run folder made for it.
 
     wassersmooth evaluate timm:resnet18 --weights best.safetensors --dataset photos --image-size 224: a network of timm.
 
@@ -223,6 +231,10 @@ class Evaluate(EvaluateRuns):
 
     Rows belong to the network, the images and their labels: where one of these has changed, they are measured again.
     """
+
+    common: ClassVar[tuple[str, ...]] = (
+        *("folders", "suite", "test_images", "dataset", "weights", "mean", "std", "data_dir", "device"),
+    )
 
     suite: Suite = None
     """quick, paper, standard, full; without it, what the run was configured with, and standard for a model of your own."""
@@ -241,7 +253,8 @@ class Evaluate(EvaluateRuns):
 
     def checked_suite(self) -> SuiteName | None:
         if self.suite is not None and self.suite not in SUITES:
-            raise StudyError(f"--suite must be one of {', '.join(SUITES)}; got {self.suite!r}; leave it out for the run's own")
+            remedy = did_you_mean(self.suite, SUITES) or "leave it out for the run's own"
+            raise StudyError(f"--suite must be one of {', '.join(SUITES)}; got {self.suite!r}; {remedy}")
         self._check_own()
         return self.suite
 
@@ -296,6 +309,10 @@ class Certify:
     Writes certificates.json, certificates.md and certificates.png into each run's folder; the report of the study shows the
     curve. Nothing is lost when it is killed: the same command continues with the next images.
     """
+
+    common: ClassVar[tuple[str, ...]] = (
+        *("folders", "sigma", "radius", "mass", "samples", "alpha", "test_images", "data_dir", "device"),
+    )
 
     folders: Folders
     """Run folders or study folders. Of a study, runs without such noise are left out, unless --sigma is given."""
@@ -387,6 +404,11 @@ class Sweep(StudyCommand):
     The search is over --regularizer with the grid; --regularizers is refused, and that of a preset is ignored.
     """
 
+    common: ClassVar[tuple[str, ...]] = (
+        *("preset", "dataset", "data_dir", "regularizer", "etas", "radii", "masses", "seeds", "model", "epochs"),
+        *("storage", "output", "device"),
+    )
+
     grid: Grid = dataclasses.field(default_factory=Grid)
 
     def __call__(self) -> None:
@@ -406,7 +428,7 @@ class WriteReport:
     wassersmooth report runs/digits
     """
 
-    folder: Annotated[Path, tyro.conf.Positional]
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The study's folder."""
 
     def __call__(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, SuiteName
-from wassersmooth.study.errors import StudyError
+from wassersmooth.study.errors import StudyError, did_you_mean
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.stored_json import number, object_with, shown, text, whole
 from wassersmooth.study.tables import counted
@@ -273,7 +273,9 @@ def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnySt
         replaced[item.name] = dataclasses.replace(group, **found)  # type: ignore[type-var]
     if left:
         known_names = sorted([*flatten(study), "regularizers", "seeds"])
-        raise StudyError(f"{where}: unknown {', '.join(map(repr, sorted(left)))}; known are {', '.join(known_names)}")
+        remedy = did_you_mean(min(left), known_names) or "correct it"
+        got = ", ".join(map(repr, sorted(left)))
+        raise StudyError(f"{where}: unknown {got}; known are {', '.join(known_names)}; {remedy}")
     return dataclasses.replace(study, **replaced)
 
 

@@ -18,7 +18,7 @@ from wassersmooth.study import data_formats as formats
 from wassersmooth.study import durable
 from wassersmooth.study.config import Data
 from wassersmooth.study.downloads import SOURCES, UNOFFICIAL, files_of
-from wassersmooth.study.errors import StudyError
+from wassersmooth.study.errors import StudyError, did_you_mean
 from wassersmooth.study.records import Records, checked, joined
 
 OFFICIAL = ("digits", *SOURCES)
@@ -223,6 +223,7 @@ def _user_path(config: Data) -> Path:
     if Path(name).suffix == ".npz":
         raise StudyError(f"{name} does not exist{where}; expected a .npz with images and labels; {remedy}")
     known = f"dataset must be one of {', '.join(OFFICIAL)}, a folder of images or a file.npz"
+    remedy = did_you_mean(name, OFFICIAL) or remedy
     raise StudyError(f"{known}; got {name!r}, and no such folder is there{where}; {remedy}")
 
 

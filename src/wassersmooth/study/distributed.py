@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from wassersmooth import _checks
 from wassersmooth.study.errors import StudyError
 
 
@@ -101,6 +102,8 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise StudyError(f"device must be auto, cpu, cuda or cuda:NUMBER; got {name!r}") from None
+    if device.type in _checks.WITHOUT_FLOAT64:
+        raise StudyError(f"device must be auto, cpu, cuda or cuda:NUMBER; got {name}, which has no float64; use --device cpu")
     if device.type not in ("cpu", "cuda"):
         raise StudyError(f"device must be auto, cpu, cuda or cuda:NUMBER; got {name!r}")
     if device.type == "cpu":

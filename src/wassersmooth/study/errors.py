@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class StudyError(Exception):
     """Bad input: received, expected and remedy in one line. The command exits with code 2."""
@@ -17,3 +20,9 @@ class RunStoppedError(StudyError):
 
 class DivergedError(RunStoppedError):
     """A loss that is not finite: this run cannot be trained as configured, but others may be."""
+
+
+def did_you_mean(received: str, known: Iterable[str]) -> str:
+    """The end of an error about a misspelled name; empty where none of the known ones is similar."""
+    near = difflib.get_close_matches(received, list(known), 1)
+    return f"did you mean {near[0]}?" if near else ""

@@ -19,7 +19,7 @@ from wassersmooth.normalized import Normalized, find_normalization
 from wassersmooth.study import own_code
 from wassersmooth.study.config import Model
 from wassersmooth.study.data import Dataset
-from wassersmooth.study.errors import StudyError
+from wassersmooth.study.errors import StudyError, did_you_mean
 from wassersmooth.study.hf_models import HF, hf_network, import_package
 
 WITHOUT_CODE = ("timm:", HF)  # names of models that run no code but that of an installed package
@@ -133,7 +133,7 @@ def require_fitting(config: Model, data: Dataset, to_train: bool = True) -> None
     if isinstance(model, Normalized) and find_normalization(model.model) is not None:
         raise StudyError(
             f"model {config.model} has a wassersmooth.Normalized inside; expected a network that takes normalized images, "
-            "since a study adds the normalization of its training images; return the network alone, or give --normalize False"
+            "since a study adds the normalization of its training images; return the network alone, or give --no-normalize"
         )
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise StudyError(f"model {config.model} has lazy layers, which cannot be stored and loaded; give them their sizes")
@@ -188,7 +188,9 @@ def _network(config: Model, channels: int, classes: int) -> nn.Module:
         return hf_network(config.model)
     if names_code(config):
         return _from_factory(config.model, channels, classes)
-    raise StudyError(f"model must be small, resnet20, timm:NAME, hf:FOLDER or module:factory; got {config.model!r}")
+    near = did_you_mean(config.model, ("small", "resnet20"))
+    known = "model must be small, resnet20, timm:NAME, hf:FOLDER or module:factory"
+    raise StudyError(f"{known}; got {config.model!r}{near and '; ' + near}")
 
 
 def _timm(name: str, channels: int, classes: int) -> nn.Module:

@@ -24,7 +24,7 @@ from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalt
 from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.robustness.attacks import FGSM, PGD, WassersteinFGSM
 from wassersmooth.study import own_code, stored_json
-from wassersmooth.study.errors import StudyError
+from wassersmooth.study.errors import StudyError, did_you_mean
 
 Side = Literal["Penalties", "Adversarial training", "Combinations", "Noise", "Others", "The plain network"]
 SIDES: tuple[Side, ...] = get_args(Side)
@@ -198,7 +198,7 @@ class Regularizer:
     def __post_init__(self) -> None:
         if self.kind not in KINDS and not (self.parts[0] in PENALTIES and self.parts[1] in ATTACKS):
             joined = f"or PENALTY+ATTACK of {', '.join(PENALTIES)} and {', '.join(ATTACKS)}"
-            raise StudyError(f"regularizer must be one of {', '.join(KINDS)}; {joined}; got {self.kind!r}")
+            raise StudyError(f"regularizer must be one of {', '.join(KINDS)}; {joined}; got {self.kind!r}{self._nearest()}")
         for name in ("eta", "mass", "epsilon", "smoothness"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -228,6 +228,12 @@ class Regularizer:
                 f"epsilon is the size of the attack in PENALTY+ATTACK, positive there and nowhere else; got {self}; "
                 "write for example wasserstein+l2-adversarial:eta=0.3,radius=2,epsilon=0.25"
             )
+
+    def _nearest(self) -> str:
+        """A suggestion for a misspelled kind."""
+        pairs = [f"{p}+{a}" for p in PENALTIES for a in ATTACKS]
+        near = did_you_mean(self.kind, pairs if self.parts[1] else KINDS)
+        return f"; {near}" if near else ""
 
     @property
     def parts(self) -> tuple[str, str]:

@@ -21,7 +21,7 @@ def blocks_of(text: str) -> str:
 def test_the_page_is_filled_and_what_stands_outside_the_blocks_stays(tmp_path: Path) -> None:
     page = tmp_path / "speed.md"
     page.write_text((ROOT / "docs" / "speed.md").read_text())
-    write_page(fake_report(), page)
+    write_page(fake_report(cuda="0.fake"), page)
     text = page.read_text()
     assert "| Wasserstein penalty, radius 4 | 5.00 | 2.50 | 2.00 |" in text
     assert "| wasserstein_r8/euclidean | 2.00 | <= 1.02 | no |" in text
@@ -37,7 +37,7 @@ def test_the_page_is_filled_and_what_stands_outside_the_blocks_stays(tmp_path: P
     assert "Not measured." not in blocks_of(text)
     assert (tmp_path / "images" / "step-time.png").read_bytes().startswith(b"\x89PNG")
     assert BLOCK.sub("", text) == BLOCK.sub("", (ROOT / "docs" / "speed.md").read_text())
-    write_page(fake_report(memory=None, throughput=None, training=None), page)
+    write_page(fake_report(cuda="0.fake", memory=None, throughput=None, training=None), page)
     assert blocks_of(page.read_text()).count("Not measured.") == 3
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 
@@ -72,6 +72,8 @@ class Bench:
     replayed graph, update included.
     """
 
+    common: ClassVar[tuple[str, ...]] = ("quick", "only", "cases", "regularizers", "model", "batch_size", "output", "device")
+
     preset: str = "cifar10-paper"
     """Where network, activation, batch size and image size come from; the images themselves are random."""
     config: Path | None = None
@@ -100,10 +102,10 @@ class Bench:
     """Threads of torch on the CPU; without it torch decides."""
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
     """The precision of convolutions and matrix products; auto is tf32 on CUDA, float32 on a CPU."""
-    compile: Literal["auto", "True", "False"] = "auto"
-    """Whether steps are traced and compiled, as fast training does; auto: on CUDA only. Otherwise they run eagerly."""
-    channels_last: Literal["auto", "True", "False"] = "auto"
-    """Whether the network is in channels-last memory format; auto: on CUDA only."""
+    compile: bool | None = None
+    """Whether steps are traced and compiled, as fast training does; without it, on CUDA only. Otherwise they run eagerly."""
+    channels_last: bool | None = None
+    """Whether the network is in channels-last memory format; without it, on CUDA only."""
     trust_code: bool = False
     """Runs the code of a model module:factory that --config names; one that is typed as --model runs without it."""
 
@@ -122,7 +124,7 @@ class Bench:
             channels, height, width, classes = KNOWN.get(study.data.dataset) or _dimensions(study)
             batch = min(16, study.training.batch_size) if self.quick else study.training.batch_size
             precision = ("tf32" if on_cuda else "float32") if self.precision == "auto" else self.precision
-            compile, last = (on_cuda if text == "auto" else text == "True" for text in (self.compile, self.channels_last))
+            compile, last = (on_cuda if given is None else given for given in (self.compile, self.channels_last))
             shape, network_width = (batch, channels, height, width), 4 if self.quick else 16
             setup = Setup(here.device, study.model, shape, classes, precision, compile, last, network_width)
             measure(setup, self, Console(quiet=not here.is_first))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
@@ -13,7 +12,7 @@ from typing import Any
 from wassersmooth.study import durable
 from wassersmooth.study.config import AnyStudy, with_values
 from wassersmooth.study.data import NAMES
-from wassersmooth.study.errors import StudyError
+from wassersmooth.study.errors import StudyError, did_you_mean
 from wassersmooth.study.stored_json import one_line
 
 PACKAGED = resources.files(__name__)
@@ -28,10 +27,9 @@ def with_preset(study: AnyStudy, name: str, folder: Traversable = PACKAGED) -> A
     """The study with the values of a preset; an experiment keeps its presets in its own folder."""
     known = names(folder)
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        remedy = f"perhaps you meant {near[0]}" if near else "give your own file with --config"
+        remedy = did_you_mean(name, known) or "give your own file with --config"
         raise StudyError(f"preset must be one of {', '.join(known)}; got {name!r}; {remedy}")
-    return with_values(study, tomllib.loads((folder / f"{name}.toml").read_text()), f"preset {name}")
+    return with_values(study, tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8")), f"preset {name}")
 
 
 def with_file(study: AnyStudy, path: Path) -> AnyStudy:

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -250,6 +251,9 @@ def _remedy(storage: str, error: Exception) -> str:
 
 
 def _process_exists(process: int) -> bool:
+    """Whether a process of this machine lives; where that cannot be asked, yes, until its heartbeat stops."""
+    if sys.platform == "win32":  # there, os.kill with signal 0 is Ctrl-C, and stops the process it should ask about
+        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
