@@ -99,7 +99,7 @@ class Counts:
     images: int = 1000
     member_images: int = 250
     speed_images: int = 500
-    large_images: int = 48
+    large_images: int = 32
 
     def of(self, case: Case) -> int:
         if case.part == "speed":
