@@ -87,7 +87,7 @@ def page(rows: Sequence[Row]) -> str:
             parts += [f"## Network: {NETWORKS[network]}", "", *_table(found), "", *_comparison(found), ""]
     parts += [
         "Each attack: its epsilons, how much of epsilon the exact W1 uses before moving back (median over fooled images, at "
-        "the largest epsilon), the largest relative change of an image's mass, and the time on a shared machine, a rough guide.",
+        "the largest epsilon), the largest relative change of an image's mass, and the time, roughly: the machine was shared.",
         "",
         *_details(rows),
         "",
