@@ -87,14 +87,21 @@ def page(rows: Sequence[Row]) -> str:
             parts += [f"## Network: {NETWORKS[network]}", "", *_table(found), "", *_comparison(found), ""]
     parts += [
         "Each attack: its epsilons, how much of epsilon the exact W1 uses before moving back (median over fooled images, at "
-        "the largest epsilon), and the largest relative change of an image's mass.",
+        "the largest epsilon), the largest relative change of an image's mass, and the time, roughly: the machine was shared.",
         "",
         *_details(rows),
         "",
-        f"{escape_value(origin['hardware'])}, torch {escape_value(origin['torch'])}, commit {short_commit(origin['commit'])}.",
+        f"{_where(rows)}.",
         "",
     ]
     return "\n".join(parts)
+
+
+def _where(rows: Sequence[Row]) -> str:
+    """On what the rows were measured: machines, versions and commits."""
+    origins = [row["origin"] for row in rows]
+    found = {f"{origin['hardware']}, torch {origin['torch']}, commit {short_commit(origin['commit'])}" for origin in origins}
+    return escape_value("; ".join(sorted(found)))
 
 
 def by_attack(rows: Sequence[Row], network: str) -> dict[str, list[float]]:
@@ -196,7 +203,7 @@ def row_line(row: Row) -> str:
 def picture(rows: Sequence[Row]) -> bytes:
     """Robust accuracy against exact W1, a panel for each network."""
     networks = [network for network in NETWORKS if by_attack(rows, network)]
-    drawing = figures.new_figure((4.6 * len(networks), 3.6), "the plot of transport attacks")
+    drawing = figures.new_figure((4.6 * len(networks), 4.0), "the plot of transport attacks")
     right = max(SIZES)
     for place, network in enumerate(networks, 1):
         axes = drawing.add_subplot(1, len(networks), place)
@@ -209,5 +216,6 @@ def picture(rows: Sequence[Row]) -> bytes:
         axes.spines[["top", "right"]].set_visible(False)
         if place == 1:
             axes.set_ylabel("robust accuracy, %")
-            axes.legend(fontsize=7.5, frameon=False, loc="upper right")
+            named = axes.get_legend_handles_labels()
+    drawing.legend(*named, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     return figures.to_png(drawing, 130)

@@ -61,6 +61,22 @@ def test_without_normalized_units_that_half_is_absent(tmp_path: Path) -> None:
     assert "ε in normalized units" not in [row.label for row in table.rows]
 
 
+def test_a_suite_without_normalized_units_says_nothing_of_them(tmp_path: Path) -> None:
+    """The networks normalize their images, but only attacks in pixels were run."""
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    before = errors_table(read_study(folder))
+    for path in folder.glob("*/evaluation.json"):
+        record = json.loads(path.read_text())
+        record["errors"] = {name: value for name, value in record["errors"].items() if "normalized" not in name}
+        record["entries"] = [entry for entry in record["entries"] if "normalized" not in entry["name"]]
+        path.write_text(json.dumps(record))
+    after = errors_table(read_study(folder))
+    assert before is not None
+    assert after is not None
+    assert "after normalization" in before.caption
+    assert "after normalization" not in after.caption
+
+
 def test_values_are_means_with_t_intervals_and_single_seeds_have_wilsons(tmp_path: Path) -> None:
     folder = fake_study(tmp_path / "many", seeds=3, pictures=False)
     set_errors(folder, {"none": [5.0, 6.0, 7.0]})

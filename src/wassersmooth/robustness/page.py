@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from wassersmooth.robustness.report import Entry, Report
 
-NBSP = "\u00a0"
 MOST_TICKS = 9
 NORMS = {"linf": "L-infinity norm", "l2": "L2 norm", "wasserstein": "Wasserstein distance"}
 
@@ -67,13 +66,7 @@ def templates(*packages: str) -> Environment:
     loader = ChoiceLoader([PackageLoader(package) for package in (*packages, "wassersmooth.robustness")])
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     found.globals |= {"DASHES": DASHES, "MARKERS": MARKERS, "PALETTE": PALETTE}
-    found.filters["unbroken"] = unbroken
     return found
-
-
-def unbroken(prose: str) -> str:
-    """Text in which a number stays on one line with its percent sign, and with the letter it belongs to."""
-    return prose.replace(" %", f"{NBSP}%").replace("η = ", f"η{NBSP}={NBSP}").replace("ε = ", f"ε{NBSP}={NBSP}")
 
 
 def report_page(report: Report, title: str, remark: str = "") -> str:

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from wassersmooth.robustness.page import NBSP as NBSP
 from wassersmooth.study.estimates import Estimate
 
 # As escapes, since they look like a hyphen and the letter x.
-DASH, MINUS, TIMES = "\u2013", "\u2212", "\u00d7"
+DASH, MINUS, TIMES, NBSP = "\u2013", "\u2212", "\u00d7", "\u00a0"
 
 
 def short_commit(commit: object) -> str:
@@ -134,6 +133,11 @@ class Table:
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     """A table of cells that are Markdown already; the second line is the rule below the head."""
     return "\n".join(_md_row(line, raw=True) for line in lines)
+
+
+def unbroken(prose: str) -> str:
+    """Text in which a number stays on one line with its percent sign, and with the letter it belongs to."""
+    return prose.replace(" %", f"{NBSP}%").replace("η = ", f"η{NBSP}={NBSP}").replace("ε = ", f"ε{NBSP}={NBSP}")
 
 
 def cells(estimates: Sequence[Estimate | None], digits: int = 1, paper: Sequence[float | None] = ()) -> tuple[Cell, ...]:

@@ -136,13 +136,14 @@ def test_speed_of_autoattack_and_its_page(tmp_path: Path, monkeypatch: pytest.Mo
     flags = f"--parts speed --dataset {tmp_path / 'few.npz'} {few} --device cpu"
     flags += f" --output {path} --page {page} --models {ROOT / 'results/paper/models'}"
     assert main(["autoattack", *flags.split()], PROGRAM) == 0
-    small, large = json.loads(path.read_text())["rows"]
+    small, batched, large = json.loads(path.read_text())["rows"]
     assert (small["images"], large["images"], large["pixels"]) == (2, 8, [3, 32, 32])
     assert large["wrong"]["clean"] == 0
     assert 1 <= large["wrong"]["ours"] <= 7
     filled = page.read_text()
     assert f"| ResNet-50, 3x32x32 | 8 | {255 * large['epsilon']:.3g}/255 | {large['wrong']['ours']} / 8 |" in filled
-    assert "| ResNet-20, 3x32x32 | 2 | 2/255 | " in filled
+    assert f"| ResNet-20, 3x32x32 | 2 | 2/255 | {small['wrong']['ours']} / 2 |" in filled
+    assert f"| ResNet-20, 3x32x32, reference in batches of 250 | 2 | 2/255 | {batched['wrong']['ours']} / 2 |" in filled
     assert filled.endswith("<!-- bench: autoattack_parity -->\nNot measured.\n<!-- /bench -->\n")
 
 

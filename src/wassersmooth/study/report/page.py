@@ -14,7 +14,7 @@ from wassersmooth.study.report import charts, pictures, tables
 from wassersmooth.study.report.answers import answers
 from wassersmooth.study.report.data import StudyRecord
 from wassersmooth.study.report.summary import mismatch_warning, subtitle, summary
-from wassersmooth.study.tables import Table
+from wassersmooth.study.tables import Table, unbroken
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ CONTENTS: tuple[tuple[str, str, str, tuple[Maker, ...]], ...] = (
 @cache
 def templates() -> Environment:
     """The templates of this package, and those that it shares with the page of a single model."""
-    return shared_templates("wassersmooth.study.report")
+    found = shared_templates("wassersmooth.study.report")
+    found.filters["unbroken"] = unbroken
+    return found
 
 
 def page(study: StudyRecord) -> str:

@@ -68,7 +68,7 @@ def strips(study: StudyRecord) -> Figure | None:
         f"ones are marked. Flips are counted between all {len(shifts)} adjacent frames, first seed of each row.{skipped} The "
         "images were chosen by a hash of their content, before any network saw them."
     )
-    title = "The translation strip (the paper's figure 2)."
+    title = "The translation strip" + (" (the paper's figure 2)." if study.is_the_papers else ".")
     return Figure("strip", title, caption, "strips.html", {"strips": content})
 
 
@@ -162,7 +162,8 @@ def neighborhoods(study: StudyRecord) -> Figure | None:
         "the others. Straight lines fade one image into another; transport moves the ink."
     )
     content = {"source": picture(data.tensors["neighbors/source"][0], "the source image"), "grids": grids}
-    return Figure("neighbors", "Neighborhoods of an image (the paper's figure 1).", caption, "neighborhoods.html", content)
+    title = "Neighborhoods of an image" + (" (the paper's figure 1)." if study.is_the_papers else ".")
+    return Figure("neighbors", title, caption, "neighborhoods.html", content)
 
 
 def picture(image: Tensor, alt: str) -> Picture:

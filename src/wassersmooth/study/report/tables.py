@@ -44,6 +44,7 @@ def paper_error(stem: str, group: Group, study: StudyRecord) -> float | None:
 def errors_table(study: StudyRecord) -> Table | None:
     """The paper's table 1, in both units where they differ."""
     rows: list[TableRow] = []
+    measured = set()
     for units, note in {**study.units, PREDICTED_UNITS: PREDICTED_NOTE}.items():
         found = []
         for stem in PAPER_ATTACKS:
@@ -56,7 +57,9 @@ def errors_table(study: StudyRecord) -> Table | None:
                 )
         said = note if study.is_the_papers else note.partition(":")[0]
         heading = "ε in normalized units, against predictions" if units == PREDICTED_UNITS else f"ε in {units} units"
-        rows += [TableRow(heading, note=said), *found] if found else []
+        if found:
+            measured.add(units)
+            rows += [TableRow(heading, note=said), *found]
     clean = [group.error("clean") for group in study.groups]
     if any(clean):
         rows.insert(
@@ -64,8 +67,8 @@ def errors_table(study: StudyRecord) -> Table | None:
         )
     if not rows:
         return None
-    both = len(study.units) > 1 and study.std is not None
-    ratio = f" Here 8/255 after normalization is about {8 * study.std:.1f}/255 in pixels." if both and study.std else ""
+    both = study.std if len(study.units) > 1 and measured - {"pixel"} else None
+    ratio = f" Here 8/255 after normalization is about {8 * both:.1f}/255 in pixels." if both else ""
     paper = (
         " The paper does not state the units of ε, nor whether it attacks labels, so its numbers stand beside all."
         if study.is_the_papers
