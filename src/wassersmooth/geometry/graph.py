@@ -94,11 +94,14 @@ class PixelGraph:
             put("_relation_of_edge", relation_of_edge)
         else:
             put("edge_relations", tuple((0, *offset) if len(offset) == 1 else offset for offset in self.offsets))
-        put("connected", self.edges is None or _is_connected(self.edges, self.nodes))
+        put("connected", self._is_connected())
         if not self.weights.requires_grad:
             with torch.inference_mode(False), torch.no_grad():
                 put("weights", self.weights.clone())
                 put("_fixed_stencil", self._choose_stencil())
+
+    def _is_connected(self) -> bool:
+        return self.edges is None or _is_connected(self.edges, self.nodes)
 
     @property
     def nodes(self) -> int:
@@ -320,7 +323,7 @@ class PixelGraph:
         return made
 
     def _degrees(self, device: torch.device) -> Tensor:
-        if self.has_table:
+        if self.has_table and self._constant_stencil() is None:  # the stencils have no derivatives in the weights
             return self.degrees_of(self.table_of(self._weights_in_units().to(device)))
         return self.neighbor_sum(torch.ones(1, 1, self.height, self.width, dtype=torch.float64, device=device))[0, 0]
 
