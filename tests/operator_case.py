@@ -39,6 +39,7 @@ class OperatorCase:
     motion: str = ""  # nothing, transport or advection: then there is no graph
     smoothness: float = 0.0
     between: str = ""  # nothing, joined, or a matrix: edges between the channels of a pixel
+    aware: bool = False  # weights that depend on features, which are the same for all images
     layout: str = "grid"  # or line, volume (of depth 2), edges (a random tree and more), islands (two of these)
     seed: int = 0
 
@@ -56,6 +57,7 @@ class OperatorCase:
         parts += ["uniform"] if self.uniform else []
         parts += [f"at {self.reference}"] if self.reference else []
         parts += [f"channels {self.between}"] if self.between else []
+        parts += ["edge-aware"] if self.aware else []
         return "-".join(parts)
 
     # Inputs of the library -------------------------------------------------------------------------------------------
@@ -94,7 +96,15 @@ class OperatorCase:
                 "function": oracles.lopsided_weight,
                 "tensor": self.weight_tensor() if self.weight == "tensor" else None,
             }[self.weight]
-        return ws.PixelGraph.grid(self.height, self.width, self.radius, neighborhood=self.neighborhood, weight=weight)
+        features = self.constant_features if self.aware else None
+        return ws.PixelGraph.grid(self.height, self.width, self.radius, self.neighborhood, weight, features)  # type: ignore[arg-type]
+
+    def constant_features(self, images: Tensor) -> Tensor:
+        return images.new_tensor(self.feature_image()).expand(len(images), -1, -1, -1)
+
+    def feature_image(self) -> Array:
+        """(2, H, W)."""
+        return np.random.default_rng((self.seed, 9)).normal(0.0, 0.8, (2, self.height, self.width))
 
     def _other_graph(self, weight: object) -> ws.PixelGraph:
         weight = self.weight_tensor() if weight is None and self.weight == "tensor" else weight
@@ -191,7 +201,8 @@ class OperatorCase:
             return oracles.volume_adjacency(shape, self.radius, self.neighborhood, self.weight_function())
         if self.layout == "line":
             return oracles.adjacency(1, self.width, self.radius, "square", replace(self, layout="grid").weight_function())
-        return oracles.adjacency(self.height, self.width, self.radius, self.neighborhood, self.weight_function())
+        omega = oracles.adjacency(self.height, self.width, self.radius, self.neighborhood, self.weight_function())
+        return omega * oracles.similarity(self.feature_image()) if self.aware else omega
 
     def cometric_function(self) -> Callable[[Array], Array]:
         """x (N,), real or complex, to the dense (N, N) cometric."""
@@ -295,6 +306,10 @@ CASES = [
     OperatorCase(scale="pixels", height=1, width=6, radius=2, weight="gaussian"),
     OperatorCase(scale="pixels", height=3, radius=7, weight="tensor", mass=0.2),
     OperatorCase(euclidean=True, channels=3),
+    OperatorCase(aware=True, radius=2, channels=2),
+    OperatorCase(aware=True, radius=3, weight="tensor", scale="paper", mass=0.2, dark="scattered"),
+    OperatorCase(aware=True, neighborhood="disk", radius=2, weight="gaussian", dark="half", width=7),
+    OperatorCase(aware=True, uniform=True, channels=2, height=3),
     OperatorCase(between="joined", channels=3, radius=2),
     OperatorCase(between="joined", channels=2, weight="tensor", scale="paper", mass=0.2, dark="scattered"),
     OperatorCase(between="matrix", channels=3, weight="gaussian", radius=2, scale="pixels", height=3, dark="scattered"),

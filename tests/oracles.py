@@ -218,6 +218,12 @@ def cometric_matrix(
     return L + mass * np.eye(len(L))
 
 
+def similarity(features: Array) -> Array:
+    """(N, N): exp(-|f_i - f_j|^2 / 2) of features (F, H, W), pair by pair."""
+    f = features.reshape(len(features), -1).T
+    return np.array([[np.exp(-np.sum((a - b) ** 2) / 2) for b in f] for a in f])
+
+
 def joined_adjacency(omega: Array, between: Array) -> Array:
     """(C N, C N): a copy of the graph for each channel, and edges between the channels of a pixel, with weights (C, C)."""
     without_diagonal = between - np.diag(np.diag(between))

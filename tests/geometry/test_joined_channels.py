@@ -90,7 +90,9 @@ def test_fast_gradients(device: str) -> None:
     objective(model, x, labels).total.backward()
     expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     model.zero_grad()
-    ws.FastGradients(objective, model, compile=False)(x, labels)
+    fast = ws.FastGradients(objective, model, compile=False)
+    fast(x, labels)
+    assert fast.prepared
     for p, e in zip(model.parameters(), expected, strict=True):
         assert p.grad is not None
         assert_matches(p.grad, e, 1e-4)

@@ -158,7 +158,9 @@ def test_fast_gradients(weights: str) -> None:
     objective = ws.GradientPenalty(metric, eta=2.0)
     trained = [*model.parameters(), *([metric.graph.weights] if weights == "learned" else [])]
     expected = torch.autograd.grad(objective(model, x, labels).total, trained)
-    ws.FastGradients(objective, model, compile=False)(x, labels)
+    fast = ws.FastGradients(objective, model, compile=False)
+    fast(x, labels)
+    assert fast.prepared
     for tensor, e in zip(trained, expected, strict=True):
         assert tensor.grad is not None
         assert_matches(tensor.grad, e, 1e-4)

@@ -47,7 +47,7 @@ class JoinedChannels(PixelGraph):
         weights = base.weights[numbers].double().repeat(channels)
         between = [torch.full((nodes,), weight, dtype=torch.float64, device=weights.device) for *_, weight in pairs]
         everything = torch.cat((weights, *between))
-        return cls((channels * nodes,), 0, "square", everything, "tensor", torch.cat(edges), base, pairs, channels)
+        return cls((channels * nodes,), 0, "square", everything, "tensor", torch.cat(edges), None, base, pairs, channels)
 
     def _is_connected(self) -> bool:
         reached = {0}

@@ -30,7 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wassersmooth._torch_internals import transformed
-from wassersmooth.geometry import box_ops, table_ops
+from wassersmooth.geometry import box_ops, edge_aware_ops, table_ops
+from wassersmooth.geometry.edge_aware import EdgeAwareGraph
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.joined_channels import JoinedChannels
 from wassersmooth.geometry.neighbor_sum import EdgeList, Relation, edge_ends, spread_to_ends
@@ -165,6 +166,11 @@ def _table(graph: PixelGraph, weights: Tensor | None, like: Tensor) -> tuple[Ten
 
 
 def _apply_kernel(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tensor) -> Tensor:
+    if isinstance(graph, EdgeAwareGraph):
+        if edge_aware_ops.supports(graph, u, v):
+            aware: Tensor = edge_aware_ops.apply(u, v, *edge_aware_ops.arguments(graph, v))
+            return aware
+        return apply_by_edges(graph, u, v)
     if weights is not None or (not box_ops.supports(graph, u, v) and table_ops.supports(graph, u, v)):
         weighted: Tensor = table_ops.apply(u, v, *_table(graph, weights, v))
         return weighted
@@ -206,6 +212,11 @@ def _scaled_apply(graph: PixelGraph, factor: Tensor, u: Tensor, v: Tensor) -> Te
 
 
 def _carre_kernel(graph: PixelGraph, weights: Tensor | None, p: Tensor, q: Tensor) -> Tensor:
+    if isinstance(graph, EdgeAwareGraph):
+        if edge_aware_ops.supports(graph, p, q):
+            aware: Tensor = edge_aware_ops.carre_du_champ(p, q, *edge_aware_ops.arguments(graph, q))
+            return aware
+        return carre_du_champ_by_edges(graph, p, q)
     if weights is not None or (not box_ops.supports(graph, p, q) and table_ops.supports(graph, p, q)):
         weighted: Tensor = table_ops.carre_du_champ(p, q, *_table(graph, weights, p))
         return weighted

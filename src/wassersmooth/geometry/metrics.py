@@ -18,6 +18,7 @@ from torch import Tensor
 from wassersmooth import _checks, visibility
 from wassersmooth.geometry import laplacian_maps
 from wassersmooth.geometry.cometric import LARGEST_DENSE, Cometric, Identity, WeightedLaplacian
+from wassersmooth.geometry.edge_aware import EdgeAwareGraph
 from wassersmooth.geometry.graph import NAMED_WEIGHTS, PixelGraph
 from wassersmooth.geometry.joined_channels import JoinedChannels
 
@@ -192,6 +193,11 @@ class Wasserstein(Metric):
         self.graph, self.scale, self.mass, self.uniform = graph, scale, float(mass), uniform
         self.reference = _checked_reference(reference, graph, uniform)
         self.channels = _checked_channels(channels)
+        if graph.features is not None:
+            others = {"scale='pixels'": scale == "pixels", "reference": reference is not None}
+            others |= {"channels": self.channels != "separate"}
+            for name in (name for name, given in others.items() if given):
+                raise ValueError(f"{name} needs the same weights for all images; got {graph!r}; use a graph without features")
         self._joined: dict[int, JoinedChannels] = {}
         self._on_device: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
@@ -243,10 +249,20 @@ class Wasserstein(Metric):
         return self.evaluate(_checks.without_inference_mode(x))
 
     def evaluate(self, x: Tensor) -> WeightedLaplacian:
-        return WeightedLaplacian(self._graph_of(x), x, self._density(x), self.mass)
+        graph = self._graph_of(x)
+        return WeightedLaplacian(graph, x, self._density(graph, x), self.mass)
+
+    def _refuse_features(self) -> None:
+        if self.graph.features is not None:
+            raise ValueError(
+                f"calculus needs a metric whose derivatives in the image are known; got {self.graph!r}, whose features are "
+                "constants; use a graph without features, or the Laplacian of kind 'additive'"
+            )
 
     def _graph_of(self, x: Tensor) -> PixelGraph:
         """The graph on which L is a Laplacian: that of a channel, or of all channels if they are joined."""
+        if self.graph.features is not None:
+            return EdgeAwareGraph.of(self.graph, x)
         count = x.shape[1]
         if isinstance(self.channels, str) and (self.channels == "separate" or count == 1):
             return self.graph
@@ -285,12 +301,14 @@ class Wasserstein(Metric):
         """L is affine in x: its derivative along a is L(a) without the mass term."""
         if self.constant:
             return torch.zeros_like(v)
+        self._refuse_features()
         graph = self._graph_of(x)
-        return graph.to_images(laplacian_maps.apply(graph, self._density(a), graph.to_field(v)))
+        return graph.to_images(laplacian_maps.apply(graph, self._density(graph, a), graph.to_field(v)))
 
     def derivative_quad(self, x: Tensor, p: Tensor, q: Tensor) -> Tensor:
         if self.constant:
             return torch.zeros_like(p)
+        self._refuse_features()
         graph = self._graph_of(x)
         return self._density_adjoint(graph, laplacian_maps.carre_du_champ(graph, graph.to_field(p), graph.to_field(q)))
 
@@ -298,6 +316,7 @@ class Wasserstein(Metric):
         """(1/2) (s_k/d_k - sum_j w_kj/d_j): zero only where all degrees are equal (docs/maths.md, section 4)."""
         if self.uniform or self.constant:  # with uniform, L depends on the mean alone, and its columns sum to zero
             return torch.zeros_like(x)
+        self._refuse_features()
         graph = self._graph_of(x)
         mobility = self._mobility(graph, x)
         change = (graph.degrees(x) * mobility - graph.neighbor_sum(mobility[None, None])[0, 0]) / 2
@@ -307,14 +326,15 @@ class Wasserstein(Metric):
         """(1/2 d_k) sum_j w_kj R_kj, with R the effective resistances. Refused where L(x) is rank-deficient."""
         if self.constant:
             return torch.zeros_like(x)
+        self._refuse_features()
         return self._density_adjoint(self._graph_of(x), self.evaluate(x).resistance_sums())
 
-    def _density(self, x: Tensor) -> Tensor:
+    def _density(self, graph: PixelGraph, x: Tensor) -> Tensor:
         """u = x/d, or its scaled or uniform variant: L depends on the image through this linear map alone.
 
         # shape: (B, C, *shape of the graph) -> (B, C, height, width)
         """
-        graph, field = self._graph_of(x), self.graph.to_field(x)
+        field = self.graph.to_field(x)
         if self.constant:
             field = self._reference_like(field).expand_as(field)
         elif self.uniform:
@@ -334,7 +354,7 @@ class Wasserstein(Metric):
         s = graph.degrees(like)
         if self.scale == "paper":  # d sums to 1 in each channel; in joined channels, to as many as there are
             channels = graph.channels if isinstance(graph, JoinedChannels) else 1
-            return s.sum() / channels / s * graph.weight_unit(s)
+            return s.sum((-2, -1), keepdim=True) / channels / s * graph.weight_unit(s)
         if self.scale == "unit":
             return 1 / s
         if isinstance(graph, JoinedChannels):  # edges between channels have no length
