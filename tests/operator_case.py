@@ -38,6 +38,8 @@ class OperatorCase:
     euclidean: bool = False
     motion: str = ""  # nothing, transport or advection: then there is no graph
     smoothness: float = 0.0
+    between: str = ""  # nothing, joined, or a matrix: edges between the channels of a pixel
+    aware: bool = False  # weights that depend on features, which are the same for all images
     layout: str = "grid"  # or line, volume (of depth 2), edges (a random tree and more), islands (two of these)
     seed: int = 0
 
@@ -54,6 +56,8 @@ class OperatorCase:
         parts += [f"mass{self.mass:g}"] if self.mass else []
         parts += ["uniform"] if self.uniform else []
         parts += [f"at {self.reference}"] if self.reference else []
+        parts += [f"channels {self.between}"] if self.between else []
+        parts += ["edge-aware"] if self.aware else []
         return "-".join(parts)
 
     # Inputs of the library -------------------------------------------------------------------------------------------
@@ -92,7 +96,15 @@ class OperatorCase:
                 "function": oracles.lopsided_weight,
                 "tensor": self.weight_tensor() if self.weight == "tensor" else None,
             }[self.weight]
-        return ws.PixelGraph.grid(self.height, self.width, self.radius, neighborhood=self.neighborhood, weight=weight)
+        features = self.constant_features if self.aware else None
+        return ws.PixelGraph.grid(self.height, self.width, self.radius, self.neighborhood, weight, features)  # type: ignore[arg-type]
+
+    def constant_features(self, images: Tensor) -> Tensor:
+        return images.new_tensor(self.feature_image()).expand(len(images), -1, -1, -1)
+
+    def feature_image(self) -> Array:
+        """(2, H, W)."""
+        return np.random.default_rng((self.seed, 9)).normal(0.0, 0.8, (2, self.height, self.width))
 
     def _other_graph(self, weight: object) -> ws.PixelGraph:
         weight = self.weight_tensor() if weight is None and self.weight == "tensor" else weight
@@ -110,7 +122,8 @@ class OperatorCase:
         if self.motion:
             return ws.Deformations(self.height, self.width, self.smoothness, self.motion, self.mass)  # type: ignore[arg-type]
         reference = torch.tensor(self.reference_image()) if self.reference == "image" else self.reference or None
-        return ws.Wasserstein(self.graph(weight), self.scale, self.mass, self.uniform, reference)
+        channels: Any = torch.tensor(self.channel_matrix()) if self.between == "matrix" else self.between or "separate"
+        return ws.Wasserstein(self.graph(weight), self.scale, self.mass, self.uniform, reference, channels)
 
     def images(self, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Tensor:
         rng = np.random.default_rng(self.seed)
@@ -132,6 +145,12 @@ class OperatorCase:
         image.reshape(self.channels, -1)[:, self.width + 1 if self.layout == "grid" else 1] = 0.0
         return image
 
+    def channel_matrix(self) -> Array:
+        """(C, C): weights of the edges between channels; the first and the third have none. The diagonal means nothing."""
+        if self.between == "joined":
+            return np.ones((self.channels, self.channels))
+        return np.array([[9.0, 0.7, 0.0], [0.7, 5.0, 2.0], [0.0, 2.0, 0.0]])[: self.channels, : self.channels]
+
     def covectors(self, dtype: torch.dtype = torch.float64, device: str = "cpu", seed: int = 1) -> Tensor:
         rng = np.random.default_rng((self.seed, seed))
         return torch.tensor(rng.standard_normal(self.shape), dtype=dtype, device=device)
@@ -144,7 +163,7 @@ class OperatorCase:
     @property
     def kills_constants(self) -> bool:
         """Whether L maps the constants of each channel to zero."""
-        return self.mass == 0 and not self.euclidean and self.motion != "advection"
+        return self.mass == 0 and not self.euclidean and self.motion != "advection" and not self.between
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -182,7 +201,8 @@ class OperatorCase:
             return oracles.volume_adjacency(shape, self.radius, self.neighborhood, self.weight_function())
         if self.layout == "line":
             return oracles.adjacency(1, self.width, self.radius, "square", replace(self, layout="grid").weight_function())
-        return oracles.adjacency(self.height, self.width, self.radius, self.neighborhood, self.weight_function())
+        omega = oracles.adjacency(self.height, self.width, self.radius, self.neighborhood, self.weight_function())
+        return omega * oracles.similarity(self.feature_image()) if self.aware else omega
 
     def cometric_function(self) -> Callable[[Array], Array]:
         """x (N,), real or complex, to the dense (N, N) cometric."""
@@ -191,12 +211,19 @@ class OperatorCase:
         if self.motion:
             moved = {"smoothness": self.smoothness, "kind": self.motion, "mass": self.mass}
             return lambda x: oracles.motion_matrix(x.reshape(self.shape[1:]), **moved)  # type: ignore[arg-type]
+        if self.between:
+            return self._joined_cometric
         options = {"scale": self.scale, "mass": self.mass, "uniform": self.uniform, "diffusivity": self.diffusivity()}
         return lambda x: oracles.cometric_matrix(
             self.omega(),
             self.reference_image() if self.reference else x.reshape(self.shape[1:]),
             **options,  # type: ignore[arg-type]
         )
+
+    def _joined_cometric(self, x: Array) -> Array:
+        image = self.reference_image() if self.reference else x.reshape(self.shape[1:])
+        options = {"scale": self.scale, "mass": self.mass, "uniform": self.uniform, "diffusivity": self.diffusivity()}
+        return oracles.joined_cometric_matrix(self.omega(), self.channel_matrix(), image, **options)  # type: ignore[arg-type]
 
     def diffusivity(self) -> float:
         if self.scale != "pixels":
@@ -222,6 +249,10 @@ class OperatorCase:
             mean = image.reshape(self.channels, -1).mean(1).reshape(-1, *[1] * (image.ndim - 1))
             lit = np.broadcast_to(mean, image.shape) if self.uniform else image
             lit = self.reference_image() if self.reference else lit
+            if self.between:  # all channels are one graph
+                omega = oracles.joined_adjacency(self.omega(), self.channel_matrix())
+                bases.append(oracles.range_basis(oracles.components(omega, lit.reshape(1, -1))))
+                continue
             bases.append(oracles.range_basis(oracles.components(self.omega(), lit)))
         return bases
 
@@ -229,7 +260,10 @@ class OperatorCase:
         """Coordinates for the Riemannian oracles, for images without zeros."""
         if self.euclidean or self.mass > 0:
             return oracles.Chart(self.cometric_function(), np.eye(self.size))
-        labels = oracles.components(self.omega(), np.ones(self.shape[1:]))
+        omega, lit = self.omega(), np.ones(self.shape[1:])
+        if self.between:
+            omega, lit = oracles.joined_adjacency(omega, self.channel_matrix()), lit.reshape(1, -1)
+        labels = oracles.components(omega, lit)
         return oracles.Chart(self.cometric_function(), oracles.range_basis(labels))
 
 
@@ -272,6 +306,17 @@ CASES = [
     OperatorCase(scale="pixels", height=1, width=6, radius=2, weight="gaussian"),
     OperatorCase(scale="pixels", height=3, radius=7, weight="tensor", mass=0.2),
     OperatorCase(euclidean=True, channels=3),
+    OperatorCase(aware=True, radius=2, channels=2),
+    OperatorCase(aware=True, radius=3, weight="tensor", scale="paper", mass=0.2, dark="scattered"),
+    OperatorCase(aware=True, neighborhood="disk", radius=2, weight="gaussian", dark="half", width=7),
+    OperatorCase(aware=True, uniform=True, channels=2, height=3),
+    OperatorCase(between="joined", channels=3, radius=2),
+    OperatorCase(between="joined", channels=2, weight="tensor", scale="paper", mass=0.2, dark="scattered"),
+    OperatorCase(between="matrix", channels=3, weight="gaussian", radius=2, scale="pixels", height=3, dark="scattered"),
+    OperatorCase(between="matrix", channels=2, uniform=True, dark="half", width=6),
+    OperatorCase(between="joined", channels=3, reference="image", neighborhood="disk", height=3),
+    OperatorCase(between="matrix", channels=3, layout="line", width=5, radius=2, weight="function"),
+    OperatorCase(between="joined", channels=2, layout="islands", weight="tensor", height=3),
     OperatorCase(layout="line", width=9, radius=2, channels=2),
     OperatorCase(layout="line", width=12, radius=3, weight="gaussian", scale="pixels", mass=0.1),
     OperatorCase(layout="line", width=9, radius=1, dark="half", weight="function"),

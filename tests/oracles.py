@@ -218,6 +218,47 @@ def cometric_matrix(
     return L + mass * np.eye(len(L))
 
 
+def similarity(features: Array) -> Array:
+    """(N, N): exp(-|f_i - f_j|^2 / 2) of features (F, H, W), pair by pair."""
+    f = features.reshape(len(features), -1).T
+    return np.array([[np.exp(-np.sum((a - b) ** 2) / 2) for b in f] for a in f])
+
+
+def joined_adjacency(omega: Array, between: Array) -> Array:
+    """(C N, C N): a copy of the graph for each channel, and edges between the channels of a pixel, with weights (C, C)."""
+    without_diagonal = between - np.diag(np.diag(between))
+    return np.kron(np.eye(len(between)), omega) + np.kron(without_diagonal, np.eye(len(omega)))
+
+
+def joined_cometric_matrix(
+    omega: Array,
+    between: Array,
+    image: Array,
+    *,
+    scale: str = "unit",
+    mass: float = 0.0,
+    uniform: bool = False,
+    diffusivity: float = 1.0,
+) -> Array:
+    """L of one (C, H, W) image whose channels are one graph, edge by edge. In paper scale d sums to C over all of its nodes."""
+    joined, channels = joined_adjacency(omega, between), image.reshape(image.shape[0], -1)
+    x = np.repeat(channels.mean(1), channels.shape[1]) if uniform else channels.reshape(-1)
+    degrees = joined.sum(1)
+    if scale == "pixels":
+        u = x / (diffusivity * np.tile(omega.sum(1), len(channels)))
+    else:
+        u = x / degrees * (degrees.sum() / len(channels) if scale == "paper" else 1.0)
+    L = mass * np.eye(len(x)).astype(x.dtype)
+    for i in range(len(x)):
+        for j in range(i):
+            conductance = joined[i, j] * (u[i] + u[j]) / 2
+            L[i, i] += conductance
+            L[j, j] += conductance
+            L[i, j] -= conductance
+            L[j, i] -= conductance
+    return L
+
+
 def components(omega: Array, image: Array) -> Array:
     """(N,) labels of the connected components of the edges on which L(x) > 0; an edge vanishes iff both ends are 0."""
     labels, used = [], 0

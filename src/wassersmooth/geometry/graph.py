@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
@@ -33,6 +33,7 @@ from wassersmooth.geometry.neighbor_sum import (
 Neighborhood = Literal["square", "disk"]
 NamedWeight = Literal["constant", "gaussian"]
 WeightFunction = Callable[..., float]  # of an offset, such as (dy, dx)
+FeatureFunction = Callable[[Tensor], Tensor]  # (B, C, H, W) -> (B, F, H, W)
 
 NEIGHBORHOODS: tuple[Neighborhood, ...] = get_args(Neighborhood)
 NAMED_WEIGHTS: tuple[NamedWeight, ...] = get_args(NamedWeight)
@@ -59,6 +60,7 @@ class PixelGraph:
             is kept as it is, so that the graph follows the optimizer; any other is copied. # shape: (R,)
         weight_name: the name of the weights in a repr.
         edges: the two nodes of each edge, of a list of edges. # shape: (E, 2)
+        features: what the weights also depend on, a function of the images; see :meth:`grid`.
         offsets: the representative of each relation of a grid, ``(dy, dx)``, ``(dx,)`` or ``(dz, dy, dx)``: its first entry
             other than 0 is positive; in row order.
         edge_relations: what :func:`~wassersmooth.geometry.neighbor_sum.edge_ends` takes. Fields on the nodes are
@@ -71,6 +73,7 @@ class PixelGraph:
     weights: Tensor
     weight_name: str
     edges: Tensor | None = None
+    features: FeatureFunction | None = None
     offsets: tuple[tuple[int, ...], ...] = field(init=False)
     edge_relations: tuple[Relation, ...] = field(init=False)
     connected: bool = field(init=False)
@@ -94,11 +97,14 @@ class PixelGraph:
             put("_relation_of_edge", relation_of_edge)
         else:
             put("edge_relations", tuple((0, *offset) if len(offset) == 1 else offset for offset in self.offsets))
-        put("connected", self.edges is None or _is_connected(self.edges, self.nodes))
+        put("connected", self._is_connected())
         if not self.weights.requires_grad:
             with torch.inference_mode(False), torch.no_grad():
                 put("weights", self.weights.clone())
                 put("_fixed_stencil", self._choose_stencil())
+
+    def _is_connected(self) -> bool:
+        return self.edges is None or _is_connected(self.edges, self.nodes)
 
     @property
     def nodes(self) -> int:
@@ -140,6 +146,7 @@ class PixelGraph:
         radius: int = RADIUS,
         neighborhood: Neighborhood = "square",
         weight: NamedWeight | WeightFunction | Tensor = "constant",
+        features: FeatureFunction | None = None,
     ) -> PixelGraph:
         """Connect each pixel with those at most ``radius`` away.
 
@@ -151,12 +158,17 @@ class PixelGraph:
             weight: ``"constant"`` (1, as in the paper's experiments), ``"gaussian"`` (with sigma = radius / 2), a
                 symmetric function ``(dy, dx) -> float > 0`` that is called at each representative, or a tensor with
                 one weight per relation, which may require grad: a learned ground metric.
+            features: edge-aware weights: a function from images to features, ``(B, C, H, W) -> (B, F, H, W)``, such as
+                ``lambda x: x / 0.1``. The weight between two pixels of an image is multiplied by ``exp(-|f_i - f_j|^2 / 2)``,
+                at least exp(-30). Features are constants to every derivative, and calculus refuses such a graph.
         """
         height = _checks.positive_integer("height", height)
         width = _checks.positive_integer("width", width)
         radius = _checks.positive_integer("radius", radius, "a pixel needs neighbors to exchange mass with")
         _checks.choice("neighborhood", neighborhood, NEIGHBORHOODS)
-        return cls._of_window((height, width), radius, neighborhood, weight)
+        if features is not None:
+            _checks.function("features", features, "(images) -> (B, F, H, W)", 1)
+        return cls._of_window((height, width), radius, neighborhood, weight, features)
 
     @classmethod
     def line(cls, length: int, radius: int = RADIUS, weight: NamedWeight | WeightFunction | Tensor = "constant") -> PixelGraph:
@@ -200,7 +212,12 @@ class PixelGraph:
 
     @classmethod
     def _of_window(
-        cls, shape: tuple[int, ...], radius: int, neighborhood: Neighborhood, weight: NamedWeight | WeightFunction | Tensor
+        cls,
+        shape: tuple[int, ...],
+        radius: int,
+        neighborhood: Neighborhood,
+        weight: NamedWeight | WeightFunction | Tensor,
+        features: FeatureFunction | None = None,
     ) -> PixelGraph:
         offsets = _offsets(shape, radius, neighborhood)
         if not offsets:
@@ -208,7 +225,7 @@ class PixelGraph:
                 f"every pixel must have a neighbor; got an image of {'x'.join(map(str, shape))}, whose one pixel has none; "
                 "use at least two pixels, or Euclidean()"
             )
-        return cls(shape, radius, neighborhood, *_relation_weights(weight, offsets, radius))
+        return cls(shape, radius, neighborhood, *_relation_weights(weight, offsets, radius), None, features)
 
     @classmethod
     def from_edges(cls, nodes: int, edges: Tensor, weights: Tensor | None = None) -> PixelGraph:
@@ -320,7 +337,7 @@ class PixelGraph:
         return made
 
     def _degrees(self, device: torch.device) -> Tensor:
-        if self.has_table:
+        if self.has_table and self._constant_stencil() is None:  # the stencils have no derivatives in the weights
             return self.degrees_of(self.table_of(self._weights_in_units().to(device)))
         return self.neighbor_sum(torch.ones(1, 1, self.height, self.width, dtype=torch.float64, device=device))[0, 0]
 
@@ -393,7 +410,7 @@ class PixelGraph:
             inside.append(((neighbor >= 0) & (neighbor < size)).double())
         return _Layout(relations, dy * (2 * columns + 1) + columns + dx, *inside)
 
-    def weighted_relations(self, like: Tensor) -> list[tuple[Relation, Tensor]]:
+    def weighted_relations(self, like: Tensor) -> Iterable[tuple[Relation, Tensor]]:
         """Each relation with its weight, in units of the weights, like ``like``; a list of edges has one for each edge."""
         if isinstance(self.edge_relations[0], EdgeList):
             return [(self.edge_relations[0], self._cached("weights", like, lambda: self._edge_weights(like)))]
@@ -422,12 +439,12 @@ class PixelGraph:
         return Direct(self.edge_relations, self._weights_in_units(), *reach)  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:  # without the caches
-        return PixelGraph, (*self._key(), self.weights, self.weight_name, self.edges)
+        return PixelGraph, (*self._key(), self.weights, self.weight_name, self.edges, self.features)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PixelGraph:
         """Computed weights, such as ``log_weights.exp()``, are shared, since torch cannot deep-copy a non-leaf tensor."""
         weights = copy.deepcopy(self.weights, memo) if self.weights.is_leaf else self.weights
-        return PixelGraph(*self._key(), weights, self.weight_name, self.edges)
+        return PixelGraph(*self._key(), weights, self.weight_name, self.edges, self.features)
 
     def _key(self) -> tuple[tuple[int, ...], int, Neighborhood]:
         return self.shape, self.radius, self.neighborhood
@@ -435,7 +452,7 @@ class PixelGraph:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, PixelGraph)
-            and (self.shape, self.offsets) == (other.shape, other.offsets)
+            and (self.shape, self.offsets, self.features) == (other.shape, other.offsets, other.features)
             and (self.weights is other.weights or bool(torch.equal(self.weights, other.weights)))
             and (self.edges is None) == (other.edges is None)
             and (self.edges is None or other.edges is None or bool(torch.equal(self.edges, other.edges)))
@@ -452,6 +469,8 @@ class PixelGraph:
         weight = repr(self.weight_name) if named else f"<{self.weight_name}, {len(self.offsets)} relations>"
         maker = self._maker()
         window = "" if maker == "line" else f"neighborhood={self.neighborhood!r}, "
+        if self.features is not None:
+            weight += f", features=<{getattr(self.features, '__name__', 'function')}>"
         return f"PixelGraph.{maker}({', '.join(map(str, self.shape))}, radius={self.radius}, {window}weight={weight})"
 
 

@@ -31,8 +31,10 @@ from torch import Tensor
 
 from wassersmooth import _checks
 from wassersmooth._torch_internals import transformed
-from wassersmooth.geometry import box_ops, table_ops
+from wassersmooth.geometry import box_ops, edge_aware_ops, table_ops
+from wassersmooth.geometry.edge_aware import EdgeAwareGraph
 from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.geometry.joined_channels import JoinedChannels
 from wassersmooth.geometry.neighbor_sum import EdgeList, Relation, edge_ends, spread_to_ends
 
 _SMALL_FIELD = 2**16  # elements
@@ -41,6 +43,13 @@ _FEW_RELATIONS = 4  # as many as radius 1 has
 
 def apply(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     """A(u) v. # shape: (B, C, H, W), both and the result"""
+    if isinstance(graph, JoinedChannels):
+        u, v = graph.split(u), graph.split(v)
+        within, total = apply(graph.base, u, v), list(torch.zeros_like(v).unbind(1))
+        for c, d, weight in graph.between(v):
+            flow = weight / 2 * (u[:, c] + u[:, d]) * (v[:, c] - v[:, d])
+            total[c], total[d] = total[c] + flow, total[d] - flow
+        return graph.to_field(graph.unit_ratio(v) * within + torch.stack(total, 1))
     if graph.learned and not _weights_have_kernels(graph, u, v):
         return apply_by_edges(graph, u, v)
     return _apply(graph, graph.weights_like(v) if graph.learned else None, u, v)
@@ -48,6 +57,13 @@ def apply(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
 
 def carre_du_champ(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
     """(1/2) sum_j w_kj (p_k - p_j)(q_k - q_j). # shape: (B, C, H, W), both and the result"""
+    if isinstance(graph, JoinedChannels):
+        p, q = graph.split(p), graph.split(q)
+        within, total = carre_du_champ(graph.base, p, q), list(torch.zeros_like(p).unbind(1))
+        for c, d, weight in graph.between(p):
+            product = weight / 2 * (p[:, c] - p[:, d]) * (q[:, c] - q[:, d])
+            total[c], total[d] = total[c] + product, total[d] + product
+        return graph.to_field(graph.unit_ratio(p) * within + torch.stack(total, 1))
     if graph.learned and not _weights_have_kernels(graph, p, q):
         return carre_du_champ_by_edges(graph, p, q)
     return _carre_du_champ(graph, graph.weights_like(p) if graph.learned else None, p, q)
@@ -55,6 +71,10 @@ def carre_du_champ(graph: PixelGraph, p: Tensor, q: Tensor) -> Tensor:
 
 def quadratic(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     """v' A(u) v = sum_k u_k carre_du_champ(v, v)_k for each image. # shape: (B, C, H, W), both -> (B,)"""
+    if isinstance(graph, JoinedChannels):
+        u, v = graph.split(u), graph.split(v)
+        between = [inner(weight / 2 * (u[:, c] + u[:, d]), (v[:, c] - v[:, d]).square()) for c, d, weight in graph.between(v)]
+        return sum(between, graph.unit_ratio(v) * quadratic(graph.base, u, v))
     # The gradient in u is the carre du champ itself, so where it is needed, autograd should keep it.
     if graph.learned or u.requires_grad or _needs_plain_operations(u, v):
         fused = not graph.learned and (box_ops.supports(graph, u, v) or table_ops.supports(graph, u, v))
@@ -147,6 +167,11 @@ def _table(graph: PixelGraph, weights: Tensor | None, like: Tensor) -> tuple[Ten
 
 
 def _apply_kernel(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tensor) -> Tensor:
+    if isinstance(graph, EdgeAwareGraph):
+        if edge_aware_ops.supports(graph, u, v):
+            aware: Tensor = edge_aware_ops.apply(u, v, *edge_aware_ops.arguments(graph, v))
+            return aware
+        return apply_by_edges(graph, u, v)
     if weights is not None or (not box_ops.supports(graph, u, v) and table_ops.supports(graph, u, v)):
         weighted: Tensor = table_ops.apply(u, v, *_table(graph, weights, v))
         return weighted
@@ -188,6 +213,11 @@ def _scaled_apply(graph: PixelGraph, factor: Tensor, u: Tensor, v: Tensor) -> Te
 
 
 def _carre_kernel(graph: PixelGraph, weights: Tensor | None, p: Tensor, q: Tensor) -> Tensor:
+    if isinstance(graph, EdgeAwareGraph):
+        if edge_aware_ops.supports(graph, p, q):
+            aware: Tensor = edge_aware_ops.carre_du_champ(p, q, *edge_aware_ops.arguments(graph, q))
+            return aware
+        return carre_du_champ_by_edges(graph, p, q)
     if weights is not None or (not box_ops.supports(graph, p, q) and table_ops.supports(graph, p, q)):
         weighted: Tensor = table_ops.carre_du_champ(p, q, *_table(graph, weights, p))
         return weighted

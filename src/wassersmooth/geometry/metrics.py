@@ -18,12 +18,16 @@ from torch import Tensor
 from wassersmooth import _checks, visibility
 from wassersmooth.geometry import laplacian_maps
 from wassersmooth.geometry.cometric import LARGEST_DENSE, Cometric, Identity, WeightedLaplacian
+from wassersmooth.geometry.edge_aware import EdgeAwareGraph
 from wassersmooth.geometry.graph import NAMED_WEIGHTS, PixelGraph
+from wassersmooth.geometry.joined_channels import JoinedChannels
 
 Scale = Literal["unit", "paper", "pixels"]
 Reference = Literal["ones"]
+Channels = Literal["separate", "joined"]
 
 SCALES: tuple[Scale, ...] = get_args(Scale)
+CHANNELS: tuple[Channels, ...] = get_args(Channels)
 
 
 class Metric(ABC):
@@ -165,6 +169,9 @@ class Wasserstein(Metric):
         uniform: replaces x by its mean in each image and channel: a control whose Laplacian does not depend on the image.
         reference: one image, or ``"ones"`` for the white one: L is taken there, whatever x is, so the metric is constant and x
             may have any finite values. Noise of such a metric can be certified. # shape: (C, H, W)
+        channels: ``"separate"`` channels conserve their mass each. ``"joined"`` adds an edge of weight 1 between any two
+            channels of a pixel, so that mass also flows between colors and only its sum over all channels is conserved. A
+            symmetric matrix holds the weights of these edges, 0 for none; its diagonal is ignored. # shape: (C, C)
     """
 
     def __init__(
@@ -174,6 +181,7 @@ class Wasserstein(Metric):
         mass: float = 0.0,
         uniform: bool = False,
         reference: Tensor | Reference | None = None,
+        channels: Tensor | Channels = "separate",
     ) -> None:
         if not isinstance(graph, PixelGraph):
             raise ValueError(f"graph must be a PixelGraph; got {type(graph).__name__}; build one with PixelGraph.grid(...)")
@@ -184,6 +192,13 @@ class Wasserstein(Metric):
         _checks.choice("uniform", uniform, (False, True))
         self.graph, self.scale, self.mass, self.uniform = graph, scale, float(mass), uniform
         self.reference = _checked_reference(reference, graph, uniform)
+        self.channels = _checked_channels(channels)
+        if graph.features is not None:
+            others = {"scale='pixels'": scale == "pixels", "reference": reference is not None}
+            others |= {"channels": self.channels != "separate"}
+            for name in (name for name, given in others.items() if given):
+                raise ValueError(f"{name} needs the same weights for all images; got {graph!r}; use a graph without features")
+        self._joined: dict[int, JoinedChannels] = {}
         self._on_device: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     @property
@@ -223,18 +238,51 @@ class Wasserstein(Metric):
                 f"images must have the channels of the reference image, {len(self.reference)}; got {x.shape[1]}; "
                 'give a reference with as many channels, or reference="ones"'
             )
+        if isinstance(self.channels, Tensor) and len(self.channels) != x.shape[1]:
+            raise ValueError(
+                f"images must have as many channels as the matrix has rows, {len(self.channels)}; got {x.shape[1]}; "
+                'give a matrix of that size, or channels="joined"'
+            )
 
     def cometric(self, x: Tensor) -> WeightedLaplacian:
         self.check(x)
         return self.evaluate(_checks.without_inference_mode(x))
 
     def evaluate(self, x: Tensor) -> WeightedLaplacian:
-        return WeightedLaplacian(self.graph, x, self._density(x), self.mass)
+        graph = self._graph_of(x)
+        return WeightedLaplacian(graph, x, self._density(graph, x), self.mass)
+
+    def _refuse_features(self) -> None:
+        if self.graph.features is not None:
+            raise ValueError(
+                f"calculus needs a metric whose derivatives in the image are known; got {self.graph!r}, whose features are "
+                "constants; use a graph without features, or the Laplacian of kind 'additive'"
+            )
+
+    def _graph_of(self, x: Tensor) -> PixelGraph:
+        """The graph on which L is a Laplacian: that of a channel, or of all channels if they are joined."""
+        if self.graph.features is not None:
+            return EdgeAwareGraph.of(self.graph, x)
+        count = x.shape[1]
+        if isinstance(self.channels, str) and (self.channels == "separate" or count == 1):
+            return self.graph
+        if count in self._joined:
+            return self._joined[count]
+        matrix = self.channels if isinstance(self.channels, Tensor) else torch.ones(count, count)
+        made = JoinedChannels.of(self.graph, matrix)
+        if not self.graph.weights.requires_grad and not visibility.tracing():  # learned weights may have changed
+            self._joined[count] = made
+        return made
 
     @torch.no_grad()
     def w1_constant(self) -> float:
         if not self.constant:
             return super().w1_constant()
+        if self.channels != "separate":
+            raise ValueError(
+                f"the constant between a metric and W1 is for channels that conserve their mass each; got {self!r}; use the "
+                'radius in the metric, or channels="separate"'
+            )
         if self.graph.edges is not None or len(self.graph.shape) == 3:
             raise ValueError(
                 f"the constant between a metric and W1 is for pictures and signals; got {self.graph!r}; use the radius in the "
@@ -253,50 +301,65 @@ class Wasserstein(Metric):
         """L is affine in x: its derivative along a is L(a) without the mass term."""
         if self.constant:
             return torch.zeros_like(v)
-        return self.graph.to_images(laplacian_maps.apply(self.graph, self._density(a), self.graph.to_field(v)))
+        self._refuse_features()
+        graph = self._graph_of(x)
+        return graph.to_images(laplacian_maps.apply(graph, self._density(graph, a), graph.to_field(v)))
 
     def derivative_quad(self, x: Tensor, p: Tensor, q: Tensor) -> Tensor:
         if self.constant:
             return torch.zeros_like(p)
-        p, q = self.graph.to_field(p), self.graph.to_field(q)
-        return self._density_adjoint(laplacian_maps.carre_du_champ(self.graph, p, q))
+        self._refuse_features()
+        graph = self._graph_of(x)
+        return self._density_adjoint(graph, laplacian_maps.carre_du_champ(graph, graph.to_field(p), graph.to_field(q)))
 
     def divergence(self, x: Tensor) -> Tensor:
         """(1/2) (s_k/d_k - sum_j w_kj/d_j): zero only where all degrees are equal (docs/maths.md, section 4)."""
         if self.uniform or self.constant:  # with uniform, L depends on the mean alone, and its columns sum to zero
             return torch.zeros_like(x)
-        mobility = self._mobility(x)
-        s = self.graph.degrees(x)
-        change = (s * mobility - self.graph.neighbor_sum(mobility[None, None])[0, 0]) / 2
-        return change.reshape(self.graph.shape).expand_as(x)
+        self._refuse_features()
+        graph = self._graph_of(x)
+        mobility = self._mobility(graph, x)
+        change = (graph.degrees(x) * mobility - graph.neighbor_sum(mobility[None, None])[0, 0]) / 2
+        return graph.to_images(change.expand_as(graph.to_field(x)))
 
     def grad_logdet(self, x: Tensor) -> Tensor:
         """(1/2 d_k) sum_j w_kj R_kj, with R the effective resistances. Refused where L(x) is rank-deficient."""
         if self.constant:
             return torch.zeros_like(x)
-        return self._density_adjoint(self.evaluate(x).resistance_sums())
+        self._refuse_features()
+        return self._density_adjoint(self._graph_of(x), self.evaluate(x).resistance_sums())
 
-    def _density(self, x: Tensor) -> Tensor:
+    def _density(self, graph: PixelGraph, x: Tensor) -> Tensor:
         """u = x/d, or its scaled or uniform variant: L depends on the image through this linear map alone.
 
         # shape: (B, C, *shape of the graph) -> (B, C, height, width)
         """
-        x = self.graph.to_field(x)
+        field = self.graph.to_field(x)
         if self.constant:
-            return (self._reference_like(x) * self._mobility(x)).expand_as(x)
-        mass = x.mean((-2, -1), keepdim=True).expand_as(x) if self.uniform else x
-        return mass * self._mobility(x)
+            field = self._reference_like(field).expand_as(field)
+        elif self.uniform:
+            field = field.mean((-2, -1), keepdim=True).expand_as(field)
+        if isinstance(graph, JoinedChannels):
+            field = graph.to_field(field)
+        return field * self._mobility(graph, x)
 
-    def _density_adjoint(self, c: Tensor) -> Tensor:
-        scaled = c * self._mobility(c)
-        return self.graph.to_images(scaled.mean((-2, -1), keepdim=True).expand_as(c) if self.uniform else scaled)
+    def _density_adjoint(self, graph: PixelGraph, c: Tensor) -> Tensor:
+        """# shape: as a field on the graph -> (B, C, *shape of the graph)"""
+        scaled = c * self._mobility(graph, c)
+        scaled = graph.split(scaled) if isinstance(graph, JoinedChannels) else scaled
+        return self.graph.to_images(scaled.mean((-2, -1), keepdim=True).expand_as(scaled) if self.uniform else scaled)
 
-    def _mobility(self, like: Tensor) -> Tensor:
-        """1/d in the chosen scale. # shape: (H, W)"""
-        s = self.graph.degrees(like)
-        if self.scale == "paper":
-            return s.sum() / s * self.graph.weight_unit(s)
-        return 1 / s if self.scale == "unit" else 1 / (self.graph.diffusivity(like) * s)
+    def _mobility(self, graph: PixelGraph, like: Tensor) -> Tensor:
+        """1/d in the chosen scale, on the nodes of a graph. # shape: (height, width)"""
+        s = graph.degrees(like)
+        if self.scale == "paper":  # d sums to 1 in each channel; in joined channels, to as many as there are
+            channels = graph.channels if isinstance(graph, JoinedChannels) else 1
+            return s.sum((-2, -1), keepdim=True) / channels / s * graph.weight_unit(s)
+        if self.scale == "unit":
+            return 1 / s
+        if isinstance(graph, JoinedChannels):  # edges between channels have no length
+            s = (graph.unit_ratio(like) * graph.base.degrees(like)).reshape(1, -1).repeat(1, graph.channels)
+        return 1 / (self.graph.diffusivity(like) * s)
 
     def _reference_like(self, x: Tensor) -> Tensor:
         """The reference image in the dtype and on the device of x. # shape: (C, height, width)"""
@@ -312,7 +375,7 @@ class Wasserstein(Metric):
         return moved
 
     def __reduce__(self) -> tuple[Any, ...]:  # without the cache
-        return type(self), (self.graph, self.scale, self.mass, self.uniform, self.reference)
+        return type(self), (self.graph, self.scale, self.mass, self.uniform, self.reference, self.channels)
 
     def __repr__(self) -> str:
         options = f"scale={self.scale!r}, mass={_checks.format_number(self.mass)}, uniform={self.uniform}"
@@ -320,20 +383,51 @@ class Wasserstein(Metric):
             options += f", reference=<image of {'x'.join(map(str, self.reference.shape))}>"
         elif self.reference is not None:
             options += f", reference={self.reference!r}"
+        if isinstance(self.channels, Tensor):
+            options += f", channels=<matrix of {'x'.join(map(str, self.channels.shape))}>"
+        elif self.channels != "separate":
+            options += f", channels={self.channels!r}"
         return f"Wasserstein({self.graph!r}, {options})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Wasserstein) and self._key() == other._key() and _same(self.reference, other.reference)
+        if not isinstance(other, Wasserstein) or self._key() != other._key():
+            return False
+        return _same(self.reference, other.reference) and _same(self.channels, other.channels)
 
     def __hash__(self) -> int:
         return hash(self._key())
 
     def _key(self) -> tuple[object, ...]:
-        return (self.graph, self.scale, self.mass, self.uniform, type(self.reference))
+        return (self.graph, self.scale, self.mass, self.uniform, type(self.reference), type(self.channels))
 
 
 def _same(a: Tensor | str | None, b: Tensor | str | None) -> bool:
     return torch.equal(a, b.to(a)) if isinstance(a, Tensor) and isinstance(b, Tensor) else a is b or a == b
+
+
+def _checked_channels(received: Tensor | Channels) -> Tensor | Channels:
+    if isinstance(received, str):
+        _checks.choice("channels", received, CHANNELS)
+        return received
+    expected = "channels must be 'separate', 'joined' or a symmetric matrix (C, C) of weights of at least 0"
+    if not isinstance(received, Tensor):
+        raise ValueError(f"{expected}; got {_checks.kind_of(received)}; convert it with torch.as_tensor(channels)")
+    _checks.dense("channels", received)
+    if not received.is_floating_point() or received.dim() != 2 or received.shape[0] != received.shape[1] or not len(received):
+        raise ValueError(
+            f"{expected}; got {received.dtype} of shape {tuple(received.shape)}; give floats, a row for each channel"
+        )
+    if received.requires_grad:
+        raise ValueError("channels must be a constant matrix; got one that requires grad; pass channels.detach()")
+    with torch.inference_mode(False), torch.no_grad():
+        matrix = received.detach().cpu().double().clone()
+    off_diagonal = matrix[~torch.eye(len(matrix), dtype=torch.bool)]
+    if not bool((torch.isfinite(off_diagonal) & (off_diagonal >= 0)).all()):
+        wrong = off_diagonal[~(torch.isfinite(off_diagonal) & (off_diagonal >= 0))][0]
+        raise ValueError(f"{expected}; got {float(wrong):g}; use 0 where there is no edge")
+    if not torch.equal(matrix, matrix.mT) and not bool((matrix == matrix.mT)[~torch.eye(len(matrix), dtype=torch.bool)].all()):
+        raise ValueError(f"{expected}; got one that is not symmetric; use (channels + channels.T) / 2")
+    return matrix
 
 
 def _checked_reference(received: Tensor | Reference | None, graph: PixelGraph, uniform: bool) -> Tensor | Reference | None:

@@ -87,6 +87,11 @@ class SmoothingNoise:
 def check_certifiable(metric: object) -> None:
     """Raise ValueError for a metric whose noise at ``x + d`` is another than at x for some d of finite length."""
     _checks.metric(metric)
+    if isinstance(metric, Wasserstein) and metric.channels != "separate":
+        raise ValueError(
+            f"a certificate is for channels that conserve their mass each; got {metric!r}, which moves it between them; use "
+            'channels="separate"'
+        )
     if isinstance(metric, Metric) and metric.constant:
         return
     if isinstance(metric, Wasserstein) and metric.uniform and not metric.mass:

@@ -1,0 +1,100 @@
+"""The Triton kernel for weights that depend on features. Launched by :mod:`wassersmooth.geometry.edge_aware_ops`.
+
+Each thread has four pixels of a row and walks over the rows of their windows, four neighbors at a time. Every difference is
+taken by itself, so that nothing cancels. The tensors of a row are (THREADS,), in tuples of four columns.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
+# ruff: noqa: RUF005 (Triton concatenates tuples, and cannot unpack them into another)
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from wassersmooth.geometry.box_kernels import _load4, _plane, _strips
+from wassersmooth.geometry.table_kernels import _join4, _split4
+
+
+@triton.jit
+def edge_aware(
+    first,
+    second,
+    table,
+    features,
+    result,
+    planes,
+    channels,
+    height,
+    width,
+    first_image,
+    first_channel,
+    first_row,
+    first_column,
+    second_image,
+    second_channel,
+    second_row,
+    second_column,
+    result_image,
+    result_channel,
+    result_row,
+    result_column,
+    OPERATION: tl.constexpr,
+    FEATURES: tl.constexpr,
+    LARGEST: tl.constexpr,
+    ROW_REACH: tl.constexpr,
+    COLUMN_REACH: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """OPERATION 0: A(first) second; 1: carre(first, second); 2: the neighbor sum of second.
+
+    Features are (B, FEATURES, H, W); the squared distance of two, at most LARGEST, is the negative exponent of 2.
+    """
+    image, channel, x, valid = _strips(planes, channels, width, THREADS)
+    features = _plane(features, image, image * 0, FEATURES * height * width, 0)
+    first = _plane(first, image, channel, first_image, first_channel)
+    second = _plane(second, image, channel, second_image, second_channel)
+    result = _plane(result, image, channel, result_image, result_channel)
+    y = tl.program_id(1)
+    k_p = _split4(_load4(first, first_row, first_column, y, x, 0, valid, height, width, 0.0), THREADS)
+    k_q = _split4(_load4(second, second_row, second_column, y, x, 0, valid, height, width, 0.0), THREADS)
+    k_features = ()
+    for feature in tl.static_range(FEATURES):
+        four = _load4(features + feature * height * width, width, 1, y, x, 0, valid, height, width, 0.0)
+        k_features = k_features + _split4(four, THREADS)
+    zero = tl.zeros((THREADS,), tl.float32)
+    sums = (zero, zero, zero, zero)
+    for away in range(tl.maximum(-ROW_REACH, -y), tl.minimum(ROW_REACH, height - 1 - y) + 1):
+        row_weights = table + (away + ROW_REACH + 1) * (2 * COLUMN_REACH + 1) + COLUMN_REACH
+        for block in tl.static_range(-((COLUMN_REACH + 3) // 4), (COLUMN_REACH + 3) // 4 + 1):
+            shifted = x[:, None] + 4 * block + tl.arange(0, 4)[None, :]
+            inside = _split4(tl.where(valid & (shifted >= 0) & (shifted < width), 1.0, 0.0), THREADS)
+            q = _split4(_load4(second, second_row, second_column, y + away, x, 4 * block, valid, height, width, 0.0), THREADS)
+            p = q
+            if OPERATION != 2:
+                p = _split4(_load4(first, first_row, first_column, y + away, x, 4 * block, valid, height, width, 0.0), THREADS)
+            j_features = ()
+            for feature in tl.static_range(FEATURES):
+                plane = features + feature * height * width
+                j_features = j_features + _split4(
+                    _load4(plane, width, 1, y + away, x, 4 * block, valid, height, width, 0.0), THREADS
+                )
+            new = ()
+            for c in tl.static_range(4):
+                total = sums[c]
+                for i in tl.static_range(4):
+                    if 4 * block + i - c >= -COLUMN_REACH and 4 * block + i - c <= COLUMN_REACH:
+                        distance = zero
+                        for feature in tl.static_range(FEATURES):
+                            difference = k_features[4 * feature + c] - j_features[4 * feature + i]
+                            distance = tl.fma(difference, difference, distance)
+                        weight = tl.load(row_weights + (4 * block + i - c)) * tl.exp2(-tl.minimum(distance, LARGEST))
+                        if OPERATION == 2:
+                            total = tl.fma(weight, q[i], total)
+                        else:  # nothing flows to a neighbor outside the image
+                            flow = weight * tl.fma(inside[i], k_q[c], -q[i])
+                            total = tl.fma(flow, k_p[c] + p[i] if OPERATION == 0 else k_p[c] - p[i], total)
+                new = new + (total,)
+            sums = new
+    column = x[:, None] + tl.arange(0, 4)[None, :]
+    value = _join4(sums, 0, THREADS) * (1.0 if OPERATION == 2 else 0.5)
+    tl.store(result + y * result_row + column * result_column, value, mask=valid & (column < width))

@@ -1,0 +1,79 @@
+"""The two bilinear maps for weights that depend on features, in one kernel each, float32, on CUDA.
+
+Like :mod:`wassersmooth.geometry.table_ops`. The weights are computed where they are used and never stored.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from wassersmooth.geometry import box_ops
+from wassersmooth.torch_ops import register
+
+if TYPE_CHECKING:
+    from wassersmooth.geometry.edge_aware import EdgeAwareGraph
+
+THREADS = 128  # each has four columns
+MOST_FEATURES = 8
+LARGEST_REACH = 16
+
+
+def supports(graph: EdgeAwareGraph, *fields: Tensor) -> bool:
+    """Whether there are kernels for this graph and these fields, and no derivative through them is needed."""
+    if graph.base.weights.requires_grad or graph.values.shape[1] > MOST_FEATURES or max(graph.reach) > LARGEST_REACH:
+        return False
+    return box_ops.can_be_taken(*fields) and not box_ops.differentiated(*fields)
+
+
+def arguments(graph: EdgeAwareGraph, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The table of weights and the features, as the kernels take them."""
+    return graph.weight_table(like), graph.scaled_features()
+
+
+def _apply(u: Tensor, v: Tensor, table: Tensor, features: Tensor) -> Tensor:
+    """A(u) v. # shape: (B, C, H, W), both and the result; table: as PixelGraph.table_of; features: (B, F, H, W)"""
+    return _launch(u, v, table, features, 0)
+
+
+def _carre_du_champ(p: Tensor, q: Tensor, table: Tensor, features: Tensor) -> Tensor:
+    """(1/2) sum_j w_kj (p_k - p_j)(q_k - q_j). # shape: (B, C, H, W), both and the result"""
+    return _launch(p, q, table, features, 1)
+
+
+def _neighbor_sum(field: Tensor, table: Tensor, features: Tensor) -> Tensor:
+    """sum_j w_kj field_j. # shape: (B, C, H, W) -> the same"""
+    return _launch(field, field, table, features, 2)
+
+
+apply = register("apply_edge_aware", _apply, lambda u, v, table, features: torch.empty_like(v))
+carre_du_champ = register("carre_du_champ_edge_aware", _carre_du_champ, lambda p, q, table, features: torch.empty_like(q))
+neighbor_sum = register("neighbor_sum_edge_aware", _neighbor_sum, lambda field, table, features: torch.empty_like(field))
+
+
+def _launch(first: Tensor, second: Tensor, table: Tensor, features: Tensor, operation: int) -> Tensor:
+    from wassersmooth.geometry.edge_aware import LARGEST_EXPONENT
+    from wassersmooth.geometry.edge_aware_kernels import edge_aware
+
+    images, channels, height, width = second.shape
+    planes, result = images * channels, torch.empty_like(second)
+    constants: dict[str, Any] = {
+        "OPERATION": operation,
+        "FEATURES": features.shape[1],
+        "LARGEST": LARGEST_EXPONENT * math.log2(math.e),
+        "ROW_REACH": (table.shape[0] - 3) // 2,
+        "COLUMN_REACH": table.shape[1] // 2,
+        "THREADS": THREADS,
+    }
+    grid = (-(-planes * -(-width // 4) // THREADS), height)
+    strides = (*first.stride(), *second.stride(), *result.stride())
+    with torch.cuda.device_of(second):  # type: ignore[no-untyped-call]
+        edge_aware[grid](
+            *(first, second, table.contiguous(), features.contiguous(), result, planes, channels, height, width, *strides),
+            **constants,
+            num_warps=THREADS // 32,
+        )
+    return result
