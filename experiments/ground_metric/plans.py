@@ -161,10 +161,10 @@ MNIST: tuple[tuple[str, float], ...] = (
 )
 
 
-def settings_of(dataset: DatasetName) -> list[Setting]:
+def settings_of(dataset: DatasetName, seeds: tuple[int, ...] = SEEDS) -> list[Setting]:
     """In the order in which they are trained."""
     if dataset == "mnist":
-        return [Setting("mnist", *one, False, seed) for seed in SEEDS for one in MNIST]
-    found = [Setting("cifar10", *one, False, seed) for seed in SEEDS for one in CIFAR]
-    found += [Setting("cifar10", *one, True, seed) for seed in SEEDS for one in CIFAR_CROPS]
-    return found + [Setting("cifar10", *one, False, seed) for seed in SEEDS for one in CIFAR_MORE]
+        return [Setting("mnist", *one, False, seed) for seed in seeds for one in MNIST]
+    found = [Setting("cifar10", *one, False, seed) for seed in seeds for one in CIFAR]
+    found += [Setting("cifar10", *one, True, seed) for seed in seeds for one in CIFAR_CROPS]
+    return found + [Setting("cifar10", *one, False, seed) for seed in seeds for one in CIFAR_MORE]

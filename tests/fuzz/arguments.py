@@ -316,7 +316,14 @@ ODD: dict[str, tuple[str, ...]] = {
     "generator": ("3", "0"),
 }
 FILES = ("data", "folder", "path")  # the words of Python are as good as any about what is no path
-NEEDED = ("compile", "queries", "reach", "samples", "ws.evaluate.labels", "ws.fit_ground_metric.iterations")  # defaults are not for small images on a CPU
+NEEDED = (
+    "compile",
+    "queries",
+    "reach",
+    "samples",
+    "ws.evaluate.labels",
+    "ws.fit_ground_metric.iterations",
+)  # defaults are not for small images on a CPU
 # Of each pair, a plain call has at most one.
 EXCLUDING: dict[str, tuple[tuple[str, str], ...]] = {
     "ws.Wasserstein": (("uniform", "reference"),),
