@@ -19,7 +19,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text()
 FAMILIES = (ws.attacks, ws.calculus, ws.engines, ws.transport, ws.variations)
 # Not for users: what attacks and engines share, what is called after the checks, and values that others make.
 INTERNAL = {"ws.attacks.Attack", "ws.engines.Engine", "ws.calculus.laplacian_at"}
-INTERNAL |= {"ws.PixelGraph", "ws.Report", "ws.Certificates"}
+INTERNAL |= {"ws.PixelGraph", "ws.Report", "ws.Certificates", "ws.GroundFit", "ws.GroundScore"}
 
 
 def public_calls() -> dict[str, Callable[..., Any]]:

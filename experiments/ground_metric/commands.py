@@ -12,17 +12,18 @@ from typing import Annotated
 import tyro
 
 from experiments import row_store
-from experiments.ground_metric import page
-from experiments.ground_metric.helping import Work
+from experiments.ground_metric import page, stored_rows
+from experiments.ground_metric.helping import KEY, Work
 from experiments.ground_metric.likelihoods import row_of
 from experiments.ground_metric.pairs import MOTIONS
-from experiments.ground_metric.plans import DATASETS, FULL, SMALL, Scale, settings_of
+from experiments.ground_metric.plans import DATASETS, FULL, SEEDS, SMALL, Scale, settings_of
 from wassersmooth.cli import Program
 from wassersmooth.study import data, durable, provenance
 from wassersmooth.study.config import Data
 from wassersmooth.study.console import Console
 from wassersmooth.study.distributed import choose_device
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.tables import counted
 
 RESULTS = Path("results/ground-metric")
 LIKELIHOODS, TRAINING = "likelihoods.json", "training.json"
@@ -106,6 +107,8 @@ class Train(Where):
     """Networks that a process trains at a time, each on its own CUDA stream; 1 on a CPU."""
     workers: int = 1
     """Processes that share the networks: while one prepares its steps, the others use the GPU."""
+    seeds: tuple[int, ...] = SEEDS
+    """Of initial weights and the order of images."""
     part: int | None = None
     """Which worker this is, from 0; for a process that is started by hand."""
     runs: Path = Path("runs/ground-metric")
@@ -120,7 +123,7 @@ class Train(Where):
         console, device = Console(), choose_device(self.device)
         done = True
         for dataset in self.datasets:
-            settings = settings_of("mnist" if dataset == "mnist" else "cifar10")
+            settings = settings_of("mnist" if dataset == "mnist" else "cifar10", self.seeds)
             work = Work(
                 *(self.scale, self.folder(dataset), self.output / TRAINING, self.runs, device),
                 *(self.parallel if device.type == "cuda" else 1, started + self.seconds),
@@ -131,6 +134,7 @@ class Train(Where):
     def _spawn(self) -> None:
         flags = [f"--output={self.output}", f"--device={self.device}", f"--seconds={self.seconds}", f"--runs={self.runs}"]
         flags += [f"--parallel={self.parallel}", f"--workers={self.workers}", "--datasets", *self.datasets]
+        flags += ["--seeds", *map(str, self.seeds)]
         flags += [] if self.cifar_dir is None else [f"--cifar-dir={self.cifar_dir}"]
         flags += [] if self.mnist_dir is None else [f"--mnist-dir={self.mnist_dir}"]
         flags += ["--small"] if self.small else []
@@ -138,6 +142,27 @@ class Train(Where):
         workers = [subprocess.Popen([*command, f"--part={part}"]) for part in range(self.workers)]
         if any([worker.wait() for worker in workers]):
             raise StudyError("a worker failed, see above; the rows of the others are stored")
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Adds the rows of training that another machine has written.
+
+    python -m experiments.ground_metric merge training.json
+    """
+
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Files of rows that train has written."""
+    output: Path = RESULTS
+    """The folder of the rows that they are added to."""
+
+    def __call__(self) -> None:
+        if not self.files:
+            raise StudyError("merge needs files of rows that train has written; got none; for instance training.json")
+        found = [row for path in self.files for row in stored_rows.read_trained(path)]
+        with row_store.changing(self.output / TRAINING) as stored:
+            stored["rows"] = row_store.merged(stored["rows"], found, KEY)
+            Console().line(f"{self.output / TRAINING}: {counted(len(stored['rows']), 'row')}")
 
 
 @dataclass(frozen=True)
@@ -160,5 +185,5 @@ PROGRAM = Program(
     "python -m experiments.ground_metric",
     "Which geometry natural variations of images have, and whether training in it helps.\n"
     "experiments/ground_metric/README.md has the commands from the first fit to the page.\n",
-    {"fit": Fit, "train": Train, "render": Render},
+    {"fit": Fit, "train": Train, "merge": Merge, "render": Render},
 )

@@ -1,4 +1,4 @@
-"""The ground metric that was fitted to pairs of MNIST, as a metric for training: ``own:experiments.ground_metric.fitted:...``."""
+"""The ground metric that was fitted to pairs of MNIST, as a metric of one's own for training: ``own:module:factory``."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -63,7 +64,7 @@ class Setting:
     def config(self, scale: Scale, folder: Path | None, parallel: int) -> RunConfig:
         recipe, data = scale.recipes[self.dataset], scale.data[self.dataset]
         model = Model(model="resnet20" if self.dataset == "cifar10" and not scale.small else "small")
-        source = Data(**data, data_dir=folder, augment=self.crops, elastic=self.elastic)
+        source = dataclasses.replace(data, data_dir=folder, augment=self.crops, elastic=self.elastic)
         machine = Machine(precision="tf32", parallel=parallel)
         return RunConfig(source, model, recipe, machine, Evaluation(), self.point, self.seed, "ground-metric")
 
@@ -83,7 +84,7 @@ class Scale:
     """
 
     recipes: dict[str, Training]
-    data: dict[str, dict[str, object]]
+    data: dict[str, Data]
     images: tuple[int, int, int]
     validation: int
     small: bool = False
@@ -96,8 +97,8 @@ FULL = Scale(
         "mnist": Training(epochs=30, batch_size=50, learning_rate=0.03, milestones=(18, 26), eta_ramp=6, checkpoint_every=30),
     },
     data={
-        "cifar10": {"dataset": "cifar10", "validation": 5072 / 50_000},
-        "mnist": {"dataset": "mnist", "train_images": 2000, "validation": 0.5},
+        "cifar10": Data(dataset="cifar10", validation=5072 / 50_000),
+        "mnist": Data(dataset="mnist", train_images=2000, validation=0.5),
     },
     images=(10_000, 2000, 1000),
     validation=1000,
@@ -108,8 +109,8 @@ SMALL = Scale(
         "mnist": Training(epochs=1, batch_size=20, learning_rate=0.05, checkpoint_every=1),
     },
     data={
-        "cifar10": {"dataset": "cifar10", "train_images": 60, "validation": 20 / 60},
-        "mnist": {"dataset": "mnist", "train_images": 60, "validation": 20 / 60},
+        "cifar10": Data(dataset="cifar10", train_images=60, validation=20 / 60),
+        "mnist": Data(dataset="mnist", train_images=60, validation=20 / 60),
     },
     images=(40, 30, 10),
     validation=20,
@@ -160,10 +161,10 @@ MNIST: tuple[tuple[str, float], ...] = (
 )
 
 
-def settings_of(dataset: DatasetName) -> list[Setting]:
+def settings_of(dataset: DatasetName, seeds: tuple[int, ...] = SEEDS) -> list[Setting]:
     """In the order in which they are trained."""
     if dataset == "mnist":
-        return [Setting("mnist", *one, False, seed) for seed in SEEDS for one in MNIST]
-    found = [Setting("cifar10", *one, False, seed) for seed in SEEDS for one in CIFAR]
-    found += [Setting("cifar10", *one, True, seed) for seed in SEEDS for one in CIFAR_CROPS]
-    return found + [Setting("cifar10", *one, False, seed) for seed in SEEDS for one in CIFAR_MORE]
+        return [Setting("mnist", *one, False, seed) for seed in seeds for one in MNIST]
+    found = [Setting("cifar10", *one, False, seed) for seed in seeds for one in CIFAR]
+    found += [Setting("cifar10", *one, True, seed) for seed in seeds for one in CIFAR_CROPS]
+    return found + [Setting("cifar10", *one, False, seed) for seed in seeds for one in CIFAR_MORE]

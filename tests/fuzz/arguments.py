@@ -149,6 +149,14 @@ PLAIN: dict[str, tuple[str, ...]] = {
     "ws.PixelGraph.volume.radius": ("1", "2"),
     "ws.Smoothed.seed": ("0", "7", "None", "np.int64(3)"),
     "ws.Wasserstein.reference": ("None", "'ones'", "torch.rand(C, H, W, generator=seeded(6))"),
+    "pairs": (
+        f"({IMAGES.format(1)}, {IMAGES.format(2)})",
+        f"[({IMAGES.format(1)}, {IMAGES.format(2)}), ({IMAGES.format(3)}, {IMAGES.format(4)})]",
+    ),
+    "ws.fit_ground_metric.iterations": ("1", "3"),
+    "ws.fit_ground_metric.mass": ("None", "0.3", "2"),
+    "ws.fit_ground_metric.probes": ("None", "2"),
+    "ws.fit_ground_metric.resolution": ("1 / 255", "0.1", "0.001"),
     "ws.certify.progress": ("None", "lambda done, total: None"),
     "ws.Terms.loss": ("torch.ones(())",),
     "ws.Terms.penalty": ("torch.zeros(())",),
@@ -308,7 +316,14 @@ ODD: dict[str, tuple[str, ...]] = {
     "generator": ("3", "0"),
 }
 FILES = ("data", "folder", "path")  # the words of Python are as good as any about what is no path
-NEEDED = ("compile", "queries", "reach", "samples", "ws.evaluate.labels")  # defaults are not for small images on a CPU
+NEEDED = (
+    "compile",
+    "queries",
+    "reach",
+    "samples",
+    "ws.evaluate.labels",
+    "ws.fit_ground_metric.iterations",
+)  # defaults are not for small images on a CPU
 # Of each pair, a plain call has at most one.
 EXCLUDING: dict[str, tuple[tuple[str, str], ...]] = {
     "ws.Wasserstein": (("uniform", "reference"),),
@@ -324,6 +339,7 @@ SLOW = {
     "ws.FastGradients": 20,
     "ws.attacks.AutoAttack": 60,
     "ws.doctor": 20,
+    "ws.fit_ground_metric": 4,
     "wassersmooth.": 10,
     "ws.transport.": 2,
 }

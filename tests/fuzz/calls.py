@@ -297,7 +297,9 @@ def snapshot(value: object) -> object:
         return [snapshot(part) for part in parts], flags
     if isinstance(value, np.ndarray):
         return value.tobytes()
-    return copy.deepcopy(value) if isinstance(value, (list, dict)) else None
+    if isinstance(value, (list, tuple)):
+        return [snapshot(part) if isinstance(part, (Tensor, tuple, list)) else copy.deepcopy(part) for part in value]
+    return copy.deepcopy(value) if isinstance(value, dict) else None
 
 
 def _random_state() -> tuple[object, ...]:

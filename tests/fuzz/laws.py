@@ -917,6 +917,19 @@ def _certify(a: SimpleNamespace, found: ws.Certificates, warned: bool) -> None:
         assert torch.equal(again.lower, found.lower), "other results with another batch size"
 
 
+@law("ws.fit_ground_metric")
+def _ground_metric(a: SimpleNamespace, fit: ws.GroundFit, warned: bool) -> None:
+    batches = [a.pairs] if isinstance(a.pairs, tuple) else a.pairs
+    x, y = (torch.cat([batch[k] for batch in batches]).double() for k in (0, 1))
+    close(fit.weights.mean(), 1.0)
+    assert bool((fit.weights > 0).all()), "a weight that is not positive"
+    covariance = fit.eta**2 * torch.as_tensor(dense(fit.metric, x))
+    logs = torch.distributions.MultivariateNormal(0 * x.flatten(1), covariance).log_prob((y - x).flatten(1))
+    if vars(a).get("probes") is None:
+        close(fit.log_likelihood, float(logs.mean()) / x[0].numel(), 1.0, by=100)
+        assert fit.log_likelihood >= fit.score((x, y)).constant - 1e-9, "the fit is worse than where it began"
+
+
 @law("ws.Smoothed")
 def _smoothed(a: SimpleNamespace, result: Tensor, warned: bool) -> None:
     samples, shares = int(a.samples), result.detach().double()

@@ -1,9 +1,9 @@
 """A ground metric learned from natural pairs: graph weights that maximize the likelihood of how images change.
 
-The difference ``d = x' - x`` of a pair is modeled as ``N(0, eta^2 (L_w(x) + mass I))``. Weights that minimize a gradient penalty
-are no ground metric: the penalty is linear in them, so its minimum puts everything on one relation. The likelihood pays
-``logdet`` for every direction that the weights quieten, and is largest, in expectation, at the true covariance (docs/maths.md,
-section 12).
+The difference ``d = x' - x`` of a pair is modeled as ``N(0, eta^2 (L_w(x) + mass I))``. Weights that minimize a gradient
+penalty are no ground metric: with volumes held, the penalty is linear in them, so its minimum puts everything on one relation.
+The likelihood pays ``logdet`` for every direction that the weights quieten, and is largest, in expectation, at the true
+covariance (docs/maths.md, section 11).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ LEAST_WEIGHT = 1e-4  # of the mean: a smaller weight is no different from none
 LARGEST_MASS = 1e6  # at which transport is no part of the covariance
 CONVERGED = 1e-8  # nats per pixel that another step would gain
 STEP = 1e-4  # of central differences, in logarithms of the parameters
+_TITLES = {"fitted": "fitted weights", "constant": "the given weights", "euclidean": "white noise"}
 _CHUNK = 1 << 23  # entries of the matrices that are factored at a time: 64 MiB
 
 
@@ -49,9 +50,9 @@ def fit_ground_metric(
 ) -> GroundFit:
     """Fit the weights of a graph, eta and a mass term by maximum likelihood to pairs of images, such as two frames of a video.
 
-    The differences are taken as Gaussian with covariance ``eta^2 (L_w(x) + mass I)`` in unit scale, where only the ratios of the
-    weights matter: they are fixed to a mean of 1, and eta has the scale. The likelihood is maximized from the weights of the
-    graph, by minorization (variance components), which never lowers it.
+    The differences are taken as Gaussian with covariance ``eta^2 (L_w(x) + mass I)`` in unit scale, where only the ratios of
+    the weights matter: they are fixed to a mean of 1, and eta has the scale. The likelihood is maximized from the weights of
+    the graph, by steps that never lower it (docs/maths.md, section 11).
 
     Arguments:
         pairs: images and perturbed images, both ``(B, C, H, W)`` in [0, 1], or an iterable of such pairs.
@@ -60,8 +61,8 @@ def fit_ground_metric(
         resolution: the step between pixel values. Rounding both images adds a variance of ``resolution^2 / 6``, and
             ``eta^2 mass`` is at least that: otherwise pixels that are black in both images would make the likelihood infinite.
         iterations: the most steps.
-        probes: random vectors by which traces and determinants are estimated; None computes them exactly up to 1,024 pixels, and
-            uses 16 beyond.
+        probes: random vectors by which traces and determinants are estimated; None computes them exactly up to 1,024 pixels,
+            and uses 16 beyond.
         generator: the source of these vectors.
         progress: called with the step, the most steps, and the likelihood in words.
     """
@@ -82,10 +83,8 @@ def fit_ground_metric(
     with torch.no_grad():
         euclidean = max(likelihood.mean_square, floor)
         start = _Parameters.start(graph, likelihood.mean_square, mass, floor)
-        constant, _, _ = _maximized(likelihood, start, iterations, floor, mass, fit_weights=False, progress=None)
-        fitted, steps, converged = _maximized(
-            likelihood, constant, iterations, floor, mass, fit_weights=True, progress=progress
-        )
+        constant, _, _ = _maximized(likelihood, start, iterations, floor, mass, False, None)
+        fitted, steps, converged = _maximized(likelihood, constant, iterations, floor, mass, True, progress)
         information = _Information.at(likelihood, fitted, floor, mass)
         value = likelihood.at(fitted).log_likelihood / likelihood.values
     return GroundFit(
@@ -107,7 +106,8 @@ def fit_ground_metric(
     )
 
 
-class GroundScore(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class GroundScore:
     """Mean log-likelihoods of pairs in nats per pixel value: larger is better. ``str()`` says which model wins.
 
     Attributes:
@@ -119,25 +119,22 @@ class GroundScore(NamedTuple):
     fitted: float
     constant: float
     euclidean: float
-    per_pair: dict[str, Tensor]
+    per_pair: dict[str, Tensor] = field(repr=False)
 
-    def gain(self, over: str) -> tuple[float, float]:
+    def gain(self, over: Literal["constant", "euclidean"]) -> tuple[float, float]:
         """How much the fitted weights gain over another model, and the standard error over pairs."""
         _checks.choice("over", over, ("constant", "euclidean"))
         gains = self.per_pair["fitted"] - self.per_pair[over]
         return float(gains.mean()), float(gains.std() / math.sqrt(len(gains))) if len(gains) > 1 else math.nan
 
     def __str__(self) -> str:
-        names = {"fitted": "fitted weights", "constant": "the graph's own weights", "euclidean": "white noise"}
-        found = {name: getattr(self, name) for name in names}
-        best = max(found, key=lambda name: found[name])
-        numbers = ", ".join(f"{names[name]} {value:.4f}" for name, value in found.items())
-        gains = (
-            f"{gain:+.4f} ± {error:.4f} over {names[over]}"
-            for over in ("constant", "euclidean")
-            for gain, error in [self.gain(over)]
+        best = max(_TITLES, key=lambda name: float(getattr(self, name)))
+        numbers = ", ".join(f"{title} {getattr(self, name):.4f}" for name, title in _TITLES.items())
+        constant, euclidean = self.gain("constant"), self.gain("euclidean")
+        return (
+            f"best: {_TITLES[best]} ({numbers} nats per pixel); fitted weights gain {constant[0]:+.4f} ± {constant[1]:.4f} "
+            f"over {_TITLES['constant']}, {euclidean[0]:+.4f} ± {euclidean[1]:.4f} over {_TITLES['euclidean']}"
         )
-        return f"best: {names[best]} ({numbers} nats per pixel); the fitted weights gain {' and '.join(gains)}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -174,7 +171,7 @@ class GroundFit:
 
     @torch.no_grad()
     def score(self, pairs: Pair | Iterable[Pair], generator: torch.Generator | None = None) -> GroundScore:
-        """The likelihood of other pairs, beside that of the graph's own weights and of white noise, all with what was fitted."""
+        """The likelihood of other pairs, beside that of the given weights and of white noise, all as fitted before."""
         images, perturbed = _collected(pairs)
         graph = self.metric.graph
         _check_pair(images, perturbed, graph)
@@ -187,7 +184,8 @@ class GroundFit:
             "constant": likelihood.per_pair(self._constant) / size,
             "euclidean": -(math.log(2 * math.pi * variance) + squares / (size * variance)) / 2,
         }
-        return GroundScore(*(float(found[name].mean()) for name in ("fitted", "constant", "euclidean")), found)
+        fitted, constant, euclidean = (float(found[name].mean()) for name in _TITLES)
+        return GroundScore(fitted, constant, euclidean, found)
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """The weights as a picture, the pixel itself in the middle, on new or given axes. Needs matplotlib."""
@@ -211,15 +209,8 @@ class GroundFit:
         drawn = axes.imshow(picture.numpy(), cmap="viridis", vmin=0, extent=extent)
         for (dy, dx), weight, error in zip(offsets, self.weights.tolist(), self.standard_errors.tolist(), strict=True):
             said = f"{weight:.2f}" + (f"\n±{error:.2f}" if math.isfinite(error) else "")
-            axes.text(
-                dx,
-                dy,
-                said,
-                ha="center",
-                va="center",
-                fontsize=6,
-                color="white" if weight < 0.6 * max(self.weights) else "black",
-            )
+            color = "white" if weight < 0.6 * float(self.weights.max()) else "black"
+            axes.text(dx, dy, said, ha="center", va="center", fontsize=6, color=color)
         axes.set_xlabel("dx in pixels")
         axes.set_ylabel("dy in pixels")
         if axes.figure is not None:
@@ -379,7 +370,7 @@ class _Likelihood:
 
 
 class _Part(NamedTuple):
-    """What the likelihood of some pairs and its derivatives are made of. Fields are those on the nodes: (B, C, height, width)."""
+    """What the likelihood of some pairs and its derivatives are made of. Fields on the nodes are (B, C, height, width)."""
 
     log_likelihood: Tensor  # shape: (B,)
     differences: Tensor
@@ -439,7 +430,9 @@ def _apart(a: Tensor, b: Tensor, relation: Relation) -> Tensor:
 
 
 def _weight_sums(graph: PixelGraph, u: Tensor, squares: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """For each weight, the derivative of ``sum of c_e squares_e`` in its logarithm, c_e = w_e (u_i + u_j)/2. # shape: (R,), (R,)
+    """For each weight, the derivative of ``sum of c_e squares_e`` in its logarithm, with ``c_e = w_e (u_i + u_j)/2``.
+
+    # shape: (R,), (R,)
 
     First at fixed volumes, then what it adds that ``u = x/s`` depends on the weights through the degrees s.
     """

@@ -88,8 +88,8 @@ class StudyCommand(Study):
         if own and "regularizers" not in given:
             path = Regularizer.parse(own[0]).factory
             raise StudyError(
-                f"{self.config} names the metric {path}, so training would run its code ({own_code.place_of(path)}); if you trust "
-                f"that code: give --regularizers {' '.join(self.regularizers)} yourself, or --trust-code"
+                f"{self.config} names the metric {path}, so training would run its code ({own_code.place_of(path)}); if you "
+                f"trust that code: give --regularizers {' '.join(self.regularizers)} yourself, or --trust-code"
             )
 
 

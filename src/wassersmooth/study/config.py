@@ -147,8 +147,8 @@ class Study:
     """Each as KIND:eta=...,radius=...,mass=..., such as none wasserstein:eta=0.3,radius=2 pgd7:eta=8/255. Kinds: none;
     penalties euclidean, wasserstein, uniform, deformation, advection, own, dual-norm, euclidean-length, wasserstein-length,
     dual-length, tikhonov, tikhonov-curvature, tikhonov-euclidean; euclidean-noise, wasserstein-noise, deformation-noise,
-    advection-noise, own-noise, reference-noise; own:module:factory,eta=... has a metric of your own; attacks adversarial (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and
-    PENALTY+ATTACK:eta=...,epsilon=..."""
+    advection-noise, own-noise, reference-noise; own:module:factory,eta=... has a metric of your own; attacks adversarial
+    (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and PENALTY+ATTACK:eta=...,epsilon=..."""
     seeds: tuple[int, ...] = (0,)
     """One run for each; a seed decides the initial weights and the order of the images."""
 
@@ -184,7 +184,7 @@ class RunConfig:
         """The contents of ``config.json``."""
         point = {"regularizer": self.regularizer.kind, "eta": self.regularizer.eta}
         point |= {"radius": self.regularizer.radius, "mass": self.regularizer.mass}
-        later = {name: getattr(self.regularizer, name) for name in ("epsilon", "smoothness", "factory")}
+        later = {name: getattr(self.regularizer, name) for name in LATER}
         point |= {name: value for name, value in later.items() if value}  # runs of earlier versions have no such entries
         flat = {"preset": self.preset, **point, "seed": self.seed, **flatten(self)}
         for name, usual in (("normalize", True), ("elastic", 0.0)):  # runs of earlier versions have no such entries
@@ -202,11 +202,8 @@ class RunConfig:
             raise StudyError(f"{where} is not the configuration of a run: {wrong}")
         try:
             eta, radius, mass = (values.pop(key) for key in ("eta", "radius", "mass"))
-            point = Regularizer(
-                *(values.pop("regularizer"), eta, radius, mass),
-                *(values.pop(key, 0.0) for key in ("epsilon", "smoothness")),
-                factory=values.pop("factory", ""),
-            )
+            epsilon, smoothness, factory = (values.pop(key, none) for key, none in LATER.items())
+            point = Regularizer(values.pop("regularizer"), eta, radius, mass, epsilon, smoothness, factory)
             seed, preset = values.pop("seed"), values.pop("preset")
         except StudyError as error:  # such as a kind of a later version
             raise StudyError(f"{where}: {error}") from None
@@ -218,6 +215,7 @@ class RunConfig:
         return cls(*groups, regularizer=point, seed=seed, preset=preset)
 
 
+LATER: dict[str, Any] = {"epsilon": 0.0, "smoothness": 0.0, "factory": ""}  # entries only where they are not this
 # What config.json has beside the fields of the groups.
 OF_A_RUN = object_with(
     {
