@@ -74,7 +74,7 @@ def page(rows: Sequence[Row]) -> str:
         "# Attacks that move mass, beside those of the literature",
         "",
         f"{first['images']} test images of {escape_value(origin['dataset'])}, {first['iterations']} steps of each attack, a "
-        f"window of 5 by 5 pixels. {HOW}",
+        f"window of 5 by 5 pixels, one network of each kind. The attacks of the literature are our own implementations. {HOW}",
         "",
         answer(rows),
         "",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
 from experiments.wasserstein_attacks import measuring
 from experiments.wasserstein_attacks.commands import PROGRAM, ROWS
-from experiments.wasserstein_attacks.page import page, read_rows
+from experiments.wasserstein_attacks.page import by_attack, page, read_rows
 from wassersmooth.cli import main
 
 ROOT = Path(__file__).parent.parent.parent.parent
@@ -68,7 +69,10 @@ def test_the_smallest_size_of_several_runs() -> None:
 
 def test_the_page_says_what_the_rows_say() -> None:
     folder = ROOT / "results" / "wasserstein-attacks"
-    if not (folder / ROWS).exists():
-        pytest.skip("results/wasserstein-attacks is not there yet")
-    assert (folder / "wasserstein_attacks.md").read_text() == page(read_rows(folder / ROWS))
+    rows = read_rows(folder / ROWS)
+    assert (folder / "wasserstein_attacks.md").read_text() == page(rows)
     assert (folder / "wasserstein_attacks.png").exists()
+    told = (ROOT / "docs" / "robustness.md").read_text()
+    medians = {attack: statistics.median(sizes) for attack, sizes in by_attack(rows, "plain").items()}
+    for attack in ("FrankWolfe", "WassersteinPGD", "SinkhornPGD"):
+        assert f"within {medians[attack]:.3f}" in told, attack
