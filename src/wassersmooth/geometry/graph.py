@@ -45,6 +45,7 @@ class _Layout(NamedTuple):
 
     relations: Tensor  # the number of the relation of each entry from 1 on, 0 where there is none
     places: Tensor  # of the representatives in the flattened half of the table with dy from 0 on # shape: (R,)
+    offsets: Tensor  # (dy, dx) of the representatives, int32 # shape: (R, 2)
     rows_inside: Tensor  # 1 where the neighbor of a row is inside the image # shape: (height, 2 rows + 3)
     columns_inside: Tensor  # shape: (width, 2 columns + 1)
 
@@ -389,6 +390,10 @@ class PixelGraph:
         """The entries of the relations in a table of offsets with dy from 0 on. # shape: (rows + 1, 2 columns + 1) -> (R,)"""
         return half_table.flatten()[self._layout(half_table).places]
 
+    def offset_tensor(self, like: Tensor) -> Tensor:
+        """(dy, dx) of each relation, on the device of ``like``. # shape: (R, 2)"""
+        return self._layout(like).offsets
+
     def _layout(self, like: Tensor) -> _Layout:
         """Where the relations are in a table, on the device of ``like``, copied there once."""
         if like.device in self._layouts:
@@ -408,7 +413,7 @@ class PixelGraph:
         for size, reach in ((self.height, rows + 1), (self.width, columns)):
             neighbor = torch.arange(size)[:, None] + torch.arange(-reach, reach + 1)
             inside.append(((neighbor >= 0) & (neighbor < size)).double())
-        return _Layout(relations, dy * (2 * columns + 1) + columns + dx, *inside)
+        return _Layout(relations, dy * (2 * columns + 1) + columns + dx, torch.stack((dy, dx), 1).int(), *inside)
 
     def weighted_relations(self, like: Tensor) -> Iterable[tuple[Relation, Tensor]]:
         """Each relation with its weight, in units of the weights, like ``like``; a list of edges has one for each edge."""
