@@ -395,7 +395,9 @@ def chart(metric: Any, image: Tensor) -> oracles.Chart:
     if isinstance(metric, ws.Deformations):
         motion = {"smoothness": metric.smoothness, "kind": metric.kind, "mass": metric.mass}
         return oracles.Chart(lambda x: oracles.motion_matrix(x.reshape(shape), **motion), V)
-    omega, options = adjacency(metric.graph), options_of(metric)
+    omega, options, matrix = adjacency(metric.graph), options_of(metric), between(metric, image[None])
+    if matrix is not None:
+        return oracles.Chart(lambda x: oracles.joined_cometric_matrix(omega, matrix, x.reshape(shape), **options), V)
     return oracles.Chart(lambda x: oracles.cometric_matrix(omega, x.reshape(shape), **options), V)
 
 
