@@ -244,5 +244,6 @@ def _symmetric_sum(bordered: Tensor, dim: int, weights: tuple[float, ...]) -> Te
     length = bordered.shape[dim] - 2 * reach
     total = weights[0] * bordered.narrow(dim, reach, length)
     for k in range(1, reach + 1):
-        total = total + weights[k] * (bordered.narrow(dim, reach - k, length) + bordered.narrow(dim, reach + k, length))
+        for start in (reach - k, reach + k):  # in place, because new memory would cost more than the sums
+            total.add_(bordered.narrow(dim, start, length), alpha=weights[k])
     return total
