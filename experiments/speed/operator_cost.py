@@ -25,6 +25,7 @@ from wassersmooth.study.bench.timing import timings
 SMALL = (128, 3, 32, 32)
 LARGE = (8, 1, 224, 224)  # about as many pixels: 401,408 against 393,216
 RADII = (2, 4, 8)
+OTHER_WEIGHTS: dict[str, dict[str, Any]] = {"gaussian": {"weight": "gaussian"}, "disk": {"neighborhood": "disk"}}
 
 
 def build_cases(device: torch.device) -> dict[str, Callable[[], object]]:
@@ -44,6 +45,10 @@ def build_cases(device: torch.device) -> dict[str, Callable[[], object]]:
             cases[f"quad, {size}"] = partial(laplacian.quad, v)
             cases[f"mv, {size}"] = partial(laplacian.mv, v)
             cases[f"cometric + quad, {size}"] = partial(_both, metric, x, v)
+        for name, options in OTHER_WEIGHTS.items():
+            laplacian = ws.Wasserstein(ws.PixelGraph.grid(*shape[-2:], 8, **options)).cometric(x)
+            cases[f"quad, {shape[-1]}px r=8, {name}"] = partial(laplacian.quad, v)
+            cases[f"mv, {shape[-1]}px r=8, {name}"] = partial(laplacian.mv, v)
     return cases
 
 
@@ -82,6 +87,9 @@ def measure_operator(device: torch.device, repeats: int) -> dict[str, Any]:
     for r in RADII:
         per_pixel = times[f"quad, 224px r={r}"] / times[f"quad, 32px r={r}"] * pixels
         ratios[f"per pixel 224px / 32px, r={r} (goal: at most 1.5)"] = per_pixel
+    for size, op in ((size, op) for size in ("32px", "224px") for op in ("quad", "mv")):
+        other, constant = times[f"{op}, {size} r=8, gaussian"], times[f"{op}, {size} r=8"]
+        ratios[f"gaussian / constant, {op}, {size} r=8 (goal: at most 3)"] = other / constant
     report: dict[str, Any] = {"milliseconds": times, "ratios": ratios, "memory": peak_memory(device)}
     return report | {"device": operator_rows(device)} if device.type == "cuda" else report
 

@@ -157,6 +157,8 @@ PLAIN: dict[str, tuple[str, ...]] = {
     "ws.fit_ground_metric.mass": ("None", "0.3", "2"),
     "ws.fit_ground_metric.probes": ("None", "2"),
     "ws.fit_ground_metric.resolution": ("1 / 255", "0.1", "0.001"),
+    "ws.Wasserstein.channels": ("'separate'", "'joined'", "torch.ones(C, C)", "torch.eye(C).flip(0) + torch.eye(C).flip(0).T"),
+    "features": ("None",),  # with features, L is not linear in the image, and calculus refuses it
     "ws.certify.progress": ("None", "lambda done, total: None"),
     "ws.Terms.loss": ("torch.ones(())",),
     "ws.Terms.penalty": ("torch.zeros(())",),
@@ -313,6 +315,15 @@ ODD: dict[str, tuple[str, ...]] = {
     "units": ("'normalized'", "'shift'"),
     "std": ("[0.25] * C", "1e-46", "0.0", "[0.5, 'a']", "[0.1] * 5", "torch.ones(1) / 2"),
     "radius": ("100", "np.int64(2)"),
+    "features": ("3", "'color'", "lambda: None", "torch.ones(2)"),
+    "channels": (
+        "'mixed'",
+        "None",
+        "-torch.ones(C, C)",
+        "torch.ones(C, C + 1)",
+        "torch.ones(C, C).long()",
+        "torch.ones(C, C) * nan",
+    ),
     "generator": ("3", "0"),
 }
 FILES = ("data", "folder", "path")  # the words of Python are as good as any about what is no path

@@ -84,8 +84,24 @@ def dense(metric: Any, x: Tensor) -> Array:
     if isinstance(metric, ws.Deformations):
         options = {"smoothness": metric.smoothness, "kind": metric.kind, "mass": metric.mass}
         return np.stack([oracles.motion_matrix(image, **options) for image in images])
-    images = taken_at(metric, x).numpy()
+    images, matrix = taken_at(metric, x).numpy(), between(metric, x)
+    if matrix is not None:
+        given = adjacency(metric.graph), matrix
+        return np.stack([oracles.joined_cometric_matrix(*given, image, **options_of(metric)) for image in images])
     return np.stack([oracles.cometric_matrix(adjacency(metric.graph), image, **options_of(metric)) for image in images])
+
+
+def conserved_over(metric: Any, x: Tensor) -> tuple[int, ...]:
+    """The dimensions over which mass is conserved: the pixels of a channel, or of all of them where some are joined."""
+    return (2, 3) if between(metric, x) is None else (1, 2, 3)
+
+
+def between(metric: Any, x: Tensor) -> Array | None:
+    """The weights between channels, (C, C), or None where the channels are separate."""
+    channels = getattr(metric, "channels", "separate")
+    if isinstance(channels, Tensor):
+        return channels.double().numpy()
+    return np.ones((x.shape[1], x.shape[1])) if channels == "joined" else None
 
 
 def options_of(metric: ws.Wasserstein) -> dict[str, Any]:
@@ -116,6 +132,10 @@ def ranges(metric: Any, x: Tensor) -> list[Array]:
     if isinstance(metric, ws.Deformations):
         return [scipy.linalg.orth(oracles.motion(image, metric.kind), rcond=1e-10) for image in images]
     lit = [np.broadcast_to(i.mean((1, 2), keepdims=True), i.shape) if metric.uniform else i for i in images]
+    matrix = between(metric, x)
+    if matrix is not None:
+        joined = oracles.joined_adjacency(adjacency(metric.graph), matrix)
+        return [oracles.range_basis(oracles.components(joined, image.reshape(1, -1))) for image in lit]
     return [oracles.range_basis(oracles.components(adjacency(metric.graph), image)) for image in lit]
 
 
@@ -215,7 +235,7 @@ def _diagonal(a: SimpleNamespace, result: Tensor, warned: bool) -> None:
 def _kappa(a: SimpleNamespace, result: Tensor, warned: bool) -> None:
     v, matrices = a.v.detach().double(), dense(a.metric, a.x)
     kept = isinstance(a.metric, ws.Euclidean) or getattr(a.metric, "kind", "") == "advection"
-    centered = flat(v if kept else v - v.mean((-2, -1), keepdim=True))
+    centered = flat(v if kept else v - v.mean(conserved_over(a.metric, a.x), keepdim=True))
     size = np.einsum("bii,bi->b", matrices, centered**2)
     length = np.einsum("bi,bi->b", flat(v), products(matrices, v))
     comparable = (length > 1e-6 * size) & (size > 1e-30) & (size < LARGEST)
@@ -286,7 +306,7 @@ def logdets(metric: Any, x: Tensor) -> Array:
     if isinstance(metric, ws.Deformations):
         conserving: Any = ws.Deformations(metric.height, metric.width, metric.smoothness, metric.kind)
     else:
-        conserving = ws.Wasserstein(metric.graph, metric.scale, 0.0, metric.uniform, metric.reference)
+        conserving = ws.Wasserstein(metric.graph, metric.scale, 0.0, metric.uniform, metric.reference, metric.channels)
     values = []
     for matrix, V in zip(dense(conserving, x), ranges(conserving, x), strict=True):
         constants = len(matrix) - V.shape[1]
@@ -375,7 +395,9 @@ def chart(metric: Any, image: Tensor) -> oracles.Chart:
     if isinstance(metric, ws.Deformations):
         motion = {"smoothness": metric.smoothness, "kind": metric.kind, "mass": metric.mass}
         return oracles.Chart(lambda x: oracles.motion_matrix(x.reshape(shape), **motion), V)
-    omega, options = adjacency(metric.graph), options_of(metric)
+    omega, options, matrix = adjacency(metric.graph), options_of(metric), between(metric, image[None])
+    if matrix is not None:
+        return oracles.Chart(lambda x: oracles.joined_cometric_matrix(omega, matrix, x.reshape(shape), **options), V)
     return oracles.Chart(lambda x: oracles.cometric_matrix(omega, x.reshape(shape), **options), V)
 
 
@@ -451,7 +473,8 @@ def _exp_map(a: SimpleNamespace, result: Tensor, warned: bool) -> None:
     if a.metric.constant:
         close(result, (a.x + a.v).detach(), float((a.x.abs() + a.v.abs()).detach().max()), by=10)
     elif not mass and not warned and not decades(a.metric, a.x):
-        close(result.sum((2, 3)), a.x.detach().sum((2, 3)), float(a.x.detach().abs().max()) * a.x[0, 0].numel(), by=10)
+        pixels = conserved_over(a.metric, a.x)
+        close(result.sum(pixels), a.x.detach().sum(pixels), float(a.x.detach().abs().max()) * a.x[0].numel(), by=10)
         assert bool((result >= 0).all()), "a negative image"
 
 
@@ -733,7 +756,8 @@ def _attack_law(kind: str) -> Law:
 def _check_transport(a: SimpleNamespace, x: Tensor, moved: Tensor, radii: Array, slack: float) -> None:
     if not a.metric.mass:
         size = float(moved.abs().max())
-        assert float(moved.sum((2, 3)).abs().max()) <= slack * x[0, 0].numel() * (1 + size), "creates mass"
+        total = moved.sum(conserved_over(a.metric, x))
+        assert float(total.abs().max()) <= slack * x[0].numel() * (1 + size), "creates mass"
     for matrix, V, xi, epsilon in zip(dense(a.metric, x), ranges(a.metric, x), flat(moved), radii, strict=True):
         if V.shape[1] and not decades(a.metric, x):
             least, *_, largest = [*(values := np.linalg.eigvalsh(V.T @ matrix @ V)), values[-1]]

@@ -146,6 +146,26 @@ def test_learned_weights_to_second_order(neighborhood: str) -> None:
 
 
 @runs_kernels
+@pytest.mark.parametrize("size", [(5, 7), (1, 6)] if INTERPRETED else [(5, 7), (32, 32), (33, 70)], ids=str)
+def test_flows_of_given_normal_numbers(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the same sum by slices, in one piece and in several."""
+    graph = ws.PixelGraph.grid(*size, 2, "disk", lambda dy, dx: 1.0 + dy + 0.5 * dx * dx)
+    u, _, _ = fields(*size, channels=2)
+    u[0, 0, 0, 0] = 0
+    normals = torch.randn(len(graph.offsets), *u.shape, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    expected = torch.zeros_like(u, dtype=torch.float64)
+    for (relation, weight), z in zip(graph.weighted_relations(u), normals.double(), strict=True):
+        (u_i, u_j), (z_i, _) = laplacian_maps.edge_ends(u.double(), relation), laplacian_maps.edge_ends(z, relation)
+        flow = (weight * (u_i + u_j) / 2).sqrt() * z_i
+        expected = expected + laplacian_maps.spread_to_ends(flow, -flow, relation)
+    for most in (table_ops.MOST_NORMALS, 2 * u.numel()):
+        drawn = iter(normals.split(most // u.numel()))
+        monkeypatch.setattr(table_ops, "MOST_NORMALS", most)
+        monkeypatch.setattr(table_ops, "standard_normal", lambda shape, like, generator, drawn=drawn: next(drawn))
+        assert_matches(table_ops.sample(graph, u, None), expected, 1e-6)
+
+
+@runs_kernels
 @pytest.mark.parametrize("weights", ["gaussian", "function", "learned", "constant tensor"])
 def test_fast_gradients(weights: str) -> None:
     """Tracers keep the kernels whole, and the table is a constant or an argument to them."""

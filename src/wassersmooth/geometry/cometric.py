@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from wassersmooth import _checks
-from wassersmooth.geometry import krylov, laplacian_maps
+from wassersmooth.geometry import krylov, laplacian_maps, table_ops
 from wassersmooth.geometry.components import Components, connected_components
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.neighbor_sum import Relation, edge_ends, spread_to_ends
@@ -435,6 +435,17 @@ class WeightedLaplacian(Cometric):
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """sum over edges of sqrt(w_ij (u_i + u_j)/2) z_ij (e_i - e_j), z white: its covariance is exactly L(x), without a
         factorization (docs/maths.md, section 3)."""
+        elsewhere = generator is not None and generator.device != self.u.device  # its seed gives the same noise everywhere
+        if table_ops.supports(self.graph, self.u) and not self.graph.learned and not elsewhere:
+            xi = table_ops.sample(self.graph, self.u, generator)
+        else:
+            xi = self._sample_by_edges(generator)
+        if self.mass:
+            xi = xi + self.mass**0.5 * standard_normal(xi.shape, xi, generator)
+        return self.graph.to_images(xi)
+
+    def _sample_by_edges(self, generator: torch.Generator | None) -> Tensor:
+        """The transported part, by a loop over the relations. # shape: (B, C, height, width)"""
         xi = torch.zeros_like(self.u)
         for relation, weight in self.graph.weighted_relations(self.u):
             u_i, u_j = edge_ends(self.u, relation)
@@ -443,9 +454,7 @@ class WeightedLaplacian(Cometric):
             root = torch.where(open_edge, conductance, 1.0).sqrt() * open_edge
             flow = root * standard_normal(root.shape, root, generator)
             xi = xi + spread_to_ends(flow, -flow, relation)
-        if self.mass:
-            xi = xi + self.mass**0.5 * standard_normal(xi.shape, xi, generator)
-        return self.graph.to_images(xi)
+        return xi
 
     def as_matrix(self) -> Tensor:
         blocks = self.channel_matrices()

@@ -45,6 +45,7 @@ class _Layout(NamedTuple):
 
     relations: Tensor  # the number of the relation of each entry from 1 on, 0 where there is none
     places: Tensor  # of the representatives in the flattened half of the table with dy from 0 on # shape: (R,)
+    offsets: Tensor  # (dy, dx) of the representatives, int32 # shape: (R, 2)
     rows_inside: Tensor  # 1 where the neighbor of a row is inside the image # shape: (height, 2 rows + 3)
     columns_inside: Tensor  # shape: (width, 2 columns + 1)
 
@@ -63,6 +64,7 @@ class PixelGraph:
         features: what the weights also depend on, a function of the images; see :meth:`grid`.
         offsets: the representative of each relation of a grid, ``(dy, dx)``, ``(dx,)`` or ``(dz, dy, dx)``: its first entry
             other than 0 is positive; in row order.
+        relation_of_edge: the number of the relation of each edge of a volume, whose edges are a list. # shape: (E,)
         edge_relations: what :func:`~wassersmooth.geometry.neighbor_sum.edge_ends` takes. Fields on the nodes are
             ``(B, C, height, width)`` there: a line has height 1, and so have volumes and lists of edges, with a width of N.
     """
@@ -77,7 +79,7 @@ class PixelGraph:
     offsets: tuple[tuple[int, ...], ...] = field(init=False)
     edge_relations: tuple[Relation, ...] = field(init=False)
     connected: bool = field(init=False)
-    _relation_of_edge: Tensor | None = field(init=False)
+    relation_of_edge: Tensor | None = field(init=False)
     _fixed_stencil: NeighborSum | None = field(init=False)
     _cache: dict[tuple[str, torch.device, torch.dtype], Tensor] = field(init=False, default_factory=dict)
     _layouts: dict[torch.device, _Layout] = field(init=False, default_factory=dict)
@@ -87,14 +89,14 @@ class PixelGraph:
             object.__setattr__(self, name, value)
 
         put("offsets", () if self.edges is not None else _offsets(self.shape, self.radius, self.neighborhood))
-        put("_relation_of_edge", None)
+        put("relation_of_edge", None)
         put("_fixed_stencil", None)
         if self.edges is not None:
             put("edge_relations", (EdgeList(self.edges, self.nodes),))
         elif len(self.shape) == 3:
             pairs, relation_of_edge = _edges_of_offsets(self.shape, self.offsets)
             put("edge_relations", (EdgeList(pairs, self.nodes),))
-            put("_relation_of_edge", relation_of_edge)
+            put("relation_of_edge", relation_of_edge)
         else:
             put("edge_relations", tuple((0, *offset) if len(offset) == 1 else offset for offset in self.offsets))
         put("connected", self._is_connected())
@@ -389,6 +391,10 @@ class PixelGraph:
         """The entries of the relations in a table of offsets with dy from 0 on. # shape: (rows + 1, 2 columns + 1) -> (R,)"""
         return half_table.flatten()[self._layout(half_table).places]
 
+    def offset_tensor(self, like: Tensor) -> Tensor:
+        """(dy, dx) of each relation, on the device of ``like``. # shape: (R, 2)"""
+        return self._layout(like).offsets
+
     def _layout(self, like: Tensor) -> _Layout:
         """Where the relations are in a table, on the device of ``like``, copied there once."""
         if like.device in self._layouts:
@@ -408,7 +414,7 @@ class PixelGraph:
         for size, reach in ((self.height, rows + 1), (self.width, columns)):
             neighbor = torch.arange(size)[:, None] + torch.arange(-reach, reach + 1)
             inside.append(((neighbor >= 0) & (neighbor < size)).double())
-        return _Layout(relations, dy * (2 * columns + 1) + columns + dx, *inside)
+        return _Layout(relations, dy * (2 * columns + 1) + columns + dx, torch.stack((dy, dx), 1).int(), *inside)
 
     def weighted_relations(self, like: Tensor) -> Iterable[tuple[Relation, Tensor]]:
         """Each relation with its weight, in units of the weights, like ``like``; a list of edges has one for each edge."""
@@ -424,7 +430,7 @@ class PixelGraph:
 
     def _edge_weights(self, like: Tensor) -> Tensor:
         weights = self._weights_in_units().to(device=like.device, dtype=like.dtype)
-        return weights if self._relation_of_edge is None else weights[self._relation_of_edge.to(like.device)]
+        return weights if self.relation_of_edge is None else weights[self.relation_of_edge.to(like.device)]
 
     def _choose_stencil(self) -> NeighborSum:
         if isinstance(self.edge_relations[0], EdgeList):

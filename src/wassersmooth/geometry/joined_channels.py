@@ -82,7 +82,7 @@ def _edges(base: PixelGraph) -> tuple[Tensor, Tensor]:
     """The nodes of each edge, and the number of its weight. # shape: (E, 2), (E,)"""
     relation = base.edge_relations[0]
     if isinstance(relation, EdgeList):
-        number = base._relation_of_edge
+        number = base.relation_of_edge
         return relation.pairs, torch.arange(len(relation.pairs)) if number is None else number
     index = torch.arange(base.nodes).reshape(base.height, base.width)
     ends = [torch.stack([end.flatten() for end in edge_ends(index, relation)], 1) for relation in base.edge_relations]

@@ -160,9 +160,9 @@ def _edge_accumulator(*fields: Tensor) -> Callable[[Tensor, Tensor, Tensor, Rela
 
 def _table(graph: PixelGraph, weights: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
     """The table of weights and its degrees, as the kernels take them."""
-    if weights is None:
+    if weights is None and not graph.weights.requires_grad:
         return graph.weight_table(like), graph.degrees(like)
-    table = graph.table_of(weights)
+    table = graph.table_of(graph.weights_like(like) if weights is None else weights)
     return table, graph.degrees_of(table)
 
 

@@ -314,10 +314,17 @@ class Wasserstein(Metric):
 
     def divergence(self, x: Tensor) -> Tensor:
         """(1/2) (s_k/d_k - sum_j w_kj/d_j): zero only where all degrees are equal (docs/maths.md, section 4)."""
-        if self.uniform or self.constant:  # with uniform, L depends on the mean alone, and its columns sum to zero
+        if self.constant:
             return torch.zeros_like(x)
         self._refuse_features()
         graph = self._graph_of(x)
+        if self.uniform:  # L depends on the means alone, and its columns sum to zero, over all channels if they are joined
+            total = torch.zeros_like(x)
+            if isinstance(graph, JoinedChannels):
+                for indicator in torch.eye(graph.channels, dtype=x.dtype, device=x.device):
+                    channel = indicator.reshape(1, -1, *[1] * (x.dim() - 2)).expand_as(x)
+                    total = total + self.derivative_mv(x, channel, channel) / self.graph.nodes
+            return total
         mobility = self._mobility(graph, x)
         change = (graph.degrees(x) * mobility - graph.neighbor_sum(mobility[None, None])[0, 0]) / 2
         return graph.to_images(change.expand_as(graph.to_field(x)))

@@ -197,6 +197,43 @@ def relation_sums(
 
 
 @triton.jit
+def add_flows(
+    u,
+    normals,
+    offsets,
+    weights,
+    xi,
+    relations,
+    size,
+    height,
+    width,
+    FRESH: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """Add sqrt(w_ij (u_i + u_j)/2) z_ij at the first and subtract it at the second end of the edges of some relations.
+
+    Every thread has a pixel of contiguous fields, and gathers from both sides. ``normals`` is (relations, B, C, H, W), a number
+    for each first end; ``offsets`` is (relations, 2). FRESH: the sums so far are zero.
+    """
+    place = tl.program_id(0).to(tl.int64) * THREADS + tl.arange(0, THREADS)
+    valid = place < size
+    x, y = (place % width).to(tl.int32), (place // width % height).to(tl.int32)
+    here = tl.load(u + place, mask=valid, other=0.0)
+    total = tl.zeros((THREADS,), tl.float32) if FRESH else tl.load(xi + place, mask=valid, other=0.0)
+    for relation in range(relations):
+        dy, dx = tl.load(offsets + 2 * relation), tl.load(offsets + 2 * relation + 1)
+        half, step = tl.load(weights + relation) * 0.5, dy * width + dx
+        after = valid & (y + dy < height) & (x + dx >= 0) & (x + dx < width)
+        there = tl.load(u + place + step, mask=after, other=0.0)
+        total += tl.sqrt(half * (here + there)) * tl.load(normals + place, mask=after, other=0.0)
+        before = valid & (y - dy >= 0) & (x - dx >= 0) & (x - dx < width)
+        there = tl.load(u + place - step, mask=before, other=0.0)
+        total -= tl.sqrt(half * (here + there)) * tl.load(normals + place - step, mask=before, other=0.0)
+        normals += size  # those of the next relation
+    tl.store(xi + place, total, mask=valid)
+
+
+@triton.jit
 def _table_sums(
     first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
     table, top, x, valid, height, width,

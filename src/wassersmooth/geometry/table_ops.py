@@ -14,10 +14,13 @@ from torch import Tensor
 
 from wassersmooth.geometry import box_ops
 from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.geometry.randomness import standard_normal
 from wassersmooth.torch_ops import register
 
 THREADS = 128  # each has four columns of two rows
 LARGEST_REACH = 16
+MOST_NORMALS = 2**25  # drawn at once: 128 MiB
+_PIXELS = 256  # of a program that adds flows
 _SUMMED_ROWS = 32  # of a strip in which relation_sums adds up, in float32
 
 
@@ -75,6 +78,26 @@ def _relation_sums(a: Tensor, p: Tensor, q: Tensor, rows: int, columns: int) -> 
     return partial.sum(0, dtype=torch.float64).to(p.dtype)
 
 
+def _add_flows(u: Tensor, normals: Tensor, offsets: Tensor, weights: Tensor, so_far: Tensor | None = None) -> Tensor:
+    """sum over the edges of some relations of sqrt(w_ij (u_i + u_j)/2) z_ij (e_i - e_j), added to a field.
+
+    # shape: (B, C, H, W), (K, B, C, H, W) for the first ends, (K, 2) of int32, (K,) -> (B, C, H, W)
+    """
+    from wassersmooth.geometry.table_kernels import add_flows
+
+    u, (height, width) = u.contiguous(), u.shape[-2:]
+    xi = torch.empty_like(u) if so_far is None else so_far.clone()
+    with torch.cuda.device_of(u):  # type: ignore[no-untyped-call]
+        add_flows[(-(-u.numel() // _PIXELS),)](
+            *(u, normals, offsets, weights, xi, len(offsets), u.numel(), height, width),
+            FRESH=so_far is None,
+            THREADS=_PIXELS,
+            num_warps=4,
+        )
+    return xi
+
+
+add_flows = register("add_flows", _add_flows, lambda u, normals, offsets, weights, so_far=None: u.new_empty(u.shape))
 apply = register("apply_table", _apply, lambda u, v, table, degrees, factor=None: torch.empty_like(v))
 carre_du_champ = register("carre_du_champ_table", _carre_du_champ, lambda p, q, table, degrees: torch.empty_like(q))
 quad = register("quad_table", _quad, lambda u, v, table, degrees: v.new_empty(v.shape[0]))
@@ -111,3 +134,16 @@ def _plan(field: Tensor) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
 def _constants(table: Tensor) -> dict[str, Any]:
     rows, columns = (table.shape[0] - 3) // 2, table.shape[1] // 2
     return {"ROW_REACH": rows, "COLUMN_REACH": columns, "THREADS": THREADS, "num_warps": THREADS // 32}
+
+
+def sample(graph: PixelGraph, u: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Noise of covariance A(u), from as many normal numbers as the edges have, and one more kernel. # shape: as u"""
+    weights, offsets = graph.weights_like(u), graph.offset_tensor(u)
+    xi: Tensor | None = None
+    step = max(1, MOST_NORMALS // max(1, u.numel()))
+    for start in range(0, len(weights), step):
+        chunk = slice(start, start + step)
+        normals = standard_normal(torch.Size((len(weights[chunk]), *u.shape)), u, generator)
+        xi = add_flows(u, normals, offsets[chunk], weights[chunk], xi)
+    assert xi is not None  # there is always a relation
+    return xi
