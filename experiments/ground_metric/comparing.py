@@ -169,7 +169,7 @@ class Studies:
 def worth_comparing(side: Sequence[Point], measure: str) -> list[Point]:
     """The points of a curve, without those that are weaker than that of the least clean error and no better.
 
-    Where a little of a method lowers clean error too, its weaker points would lie between stronger ones of the same clean error.
+    Where a little of a method lowers clean error too, weaker points would lie between stronger ones of the same clean error.
     """
     known = [
         (point, clean, mean)

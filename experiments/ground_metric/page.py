@@ -284,7 +284,8 @@ def _comparisons(points: Sequence[Point], measures: Sequence[str]) -> list[str]:
     lines = _paragraph(
         "Differences in points (negative: the first is better), with one standard error over seeds and test images. A",
         "difference is shown, in bold, where it is significant together with all others of its table, by Holm at 5 %; there",
-        f"are {len(equal)} and {len(at_chosen)} of them. All others are not shown. A dash: the two never have equal clean error.",
+        f"are {len(equal)} and {len(at_chosen)} of them. All others are not shown. A dash: the two have no clean error in",
+        "common.",
     )
     lines += _compared("At equal clean error, interpolated between strengths", equal, measures)
     return lines + _compared("At the strengths in bold", at_chosen, ("clean", *measures))
