@@ -195,7 +195,7 @@ def _resampled(packed: str, images: int) -> Draws:
     """How an error in percent changes on resampled test images, the same ones for all rows."""
     wrong = unpacked(packed, images).astype(np.float64)
     counts = _counts(images)
-    return np.asarray(100 * (counts @ wrong) / counts.sum(1) - 100 * wrong.mean())
+    return np.asarray(100 * (counts @ wrong) / counts.sum(1).clip(1) - 100 * wrong.mean())
 
 
 _COUNTS: dict[int, Draws] = {}
