@@ -237,6 +237,14 @@ def _helping(folder: Path, dataset: str, rows: Sequence[Row]) -> list[str]:
             "strength of each family with the lowest mean validation error over clean, elastic, rotated and shifted images.",
         )
         lines += [*_errors_table(points, measures), ""]
+        at_end = [
+            name for name, of in families(points).items() if len(of) > 1 and chosen(of).strength == max(p.strength for p in of)
+        ]
+        if at_end:
+            lines += _paragraph(
+                f"The largest strength that was tried is the best of {listed(at_end)}: more might be better still, so that a family",
+                "whose best strength lies inside its range has an advantage in the comparisons.",
+            )
         name = f"{dataset}{'-crops' * crops}.png"
         durable.write(folder / name, _errors_figure(points))
         lines += [f"![Error on deformed images against clean error, {RECIPES[dataset]}{with_crops}.]({name})", ""]
