@@ -242,8 +242,8 @@ def _helping(folder: Path, dataset: str, rows: Sequence[Row]) -> list[str]:
         ]
         if at_end:
             lines += _paragraph(
-                f"The largest strength that was tried is the best of {listed(at_end)}: more might be better still, so that a family",
-                "whose best strength lies inside its range has an advantage in the comparisons.",
+                f"The largest strength that was tried is the best of {listed(at_end)}: more might be better still, so that a",
+                "family whose best strength lies inside its range has an advantage in the comparisons.",
             )
         name = f"{dataset}{'-crops' * crops}.png"
         durable.write(folder / name, _errors_figure(points))
