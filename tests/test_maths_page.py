@@ -97,7 +97,7 @@ def pinv(L: Array) -> Array:
 
 
 def test_the_sections_have_the_numbers_that_are_cited() -> None:
-    assert list(SECTIONS) == list(range(1, 11))
+    assert list(SECTIONS) == list(range(1, 12))
     subjects = (
         "cometric",
         "evaluation",
@@ -109,6 +109,7 @@ def test_the_sections_have_the_numbers_that_are_cited() -> None:
         "Misprints",
         "Certificates",
         "motion",
+        "ground metric",
     )
     assert all(subject in title for title, subject in zip(SECTIONS.values(), subjects, strict=True))
 
@@ -567,3 +568,28 @@ def test_certificates() -> None:
     assert float(torch.special.ndtri(torch.tensor(0.001 ** (1 / 10_000), dtype=torch.float64))) == pytest.approx(3.20, abs=5e-3)
     white, dark = (oracles.cometric_matrix(OMEGA, x.reshape(1, HEIGHT, WIDTH)) for x in (ONES, image()))
     assert np.linalg.eigvalsh(white - dark).min() > -1e-12  # L(y) <= L(1) in the box
+
+
+def test_a_ground_metric_from_pairs() -> None:
+    """The derivatives of section 11, of a dense Gaussian; tests/geometry/test_ground_metric.py has those of the code."""
+    stated(
+        "d log p / d log b = (1/2) [ b |phi|^2 - b tr S^-1 ]",
+        "d log p / d log a = (1/2) [ (d' phi - b |phi|^2) - (n - b tr S^-1) ]",
+        "R_e = (S^-1)_ii + (S^-1)_jj - 2 (S^-1)_ij",
+    )
+    L = oracles.cometric_matrix(OMEGA, image().reshape(1, HEIGHT, WIDTH))
+    d, a, b, h = 0.3 * covectors(1)[0], 0.7, 0.2, 1e-5
+
+    def log_p(log_a: float, log_b: float) -> float:
+        S = math.exp(log_a) * L + math.exp(log_b) * np.eye(PIXELS)
+        return -(PIXELS * math.log(2 * math.pi) + np.linalg.slogdet(S)[1] + d @ np.linalg.solve(S, d)) / 2
+
+    inverse = np.linalg.inv(a * L + b * np.eye(PIXELS))
+    phi, trace = inverse @ d, np.trace(inverse)
+    x, y = math.log(a), math.log(b)
+    assert (log_p(x, y + h) - log_p(x, y - h)) / (2 * h) == pytest.approx((b * phi @ phi - b * trace) / 2, rel=1e-6)
+    expected = ((d @ phi - b * phi @ phi) - (PIXELS - b * trace)) / 2
+    assert (log_p(x + h, y) - log_p(x - h, y)) / (2 * h) == pytest.approx(expected, rel=1e-6)
+    R = oracles.effective_resistances(inverse)
+    i, j = EDGES[0]
+    assert R[i, j] == pytest.approx(inverse[i, i] + inverse[j, j] - 2 * inverse[i, j])

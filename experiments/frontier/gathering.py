@@ -216,6 +216,8 @@ def marked(found: Sequence[Row]) -> list[Row]:
 def _reason_left_out(run: Run) -> str | None:
     if not (run.folder / "provenance.json").is_file():  # the weights may have been moved since
         return "its training is not finished"
+    if run.config.data.elastic:
+        return "it was trained on elastic deformations, which this frontier does not have"
     if not (run.folder / EVALUATIONS["test"]).is_file():
         return "it was not evaluated"
     evaluation = run.evaluation()

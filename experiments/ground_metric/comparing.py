@@ -169,7 +169,7 @@ class Studies:
 def worth_comparing(side: Sequence[Point], measure: str) -> list[Point]:
     """The points of a curve, without those that are weaker than that of the least clean error and no better.
 
-    Where a little of a method lowers clean error too, its weaker points would lie between stronger ones of the same clean error.
+    Where a little of a method lowers clean error too, weaker points would lie between stronger ones of the same clean error.
     """
     known = [
         (point, clean, mean)
@@ -195,7 +195,7 @@ def _resampled(packed: str, images: int) -> Draws:
     """How an error in percent changes on resampled test images, the same ones for all rows."""
     wrong = unpacked(packed, images).astype(np.float64)
     counts = _counts(images)
-    return np.asarray(100 * (counts @ wrong) / counts.sum(1) - 100 * wrong.mean())
+    return np.asarray(100 * (counts @ wrong) / counts.sum(1).clip(1) - 100 * wrong.mean())
 
 
 _COUNTS: dict[int, Draws] = {}

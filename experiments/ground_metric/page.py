@@ -27,6 +27,7 @@ RECIPES = {
     "mnist": "MNIST, 1,000 labels, the study's small network (softplus), 30 epochs",
     "cifar10": "CIFAR-10, ResNet-20 (softplus), 24 epochs",
 }
+COLLAPSED = 2.0  # times the lowest clean error: the figure leaves such networks out
 COHERENT = ("coherent motion", "coherent motion of values")
 PENALTY, AUGMENTATION = "Euclidean", "elastic augmentation"
 
@@ -35,7 +36,7 @@ def write_page(folder: Path, likelihoods: str, training: str) -> Path:
     """Write the page and the figures beside the rows."""
     fits = stored_rows.read_fits(folder / likelihoods)
     trained = [row for row in stored_rows.read_trained(folder / training) if not row.get("diverged")]
-    lines = ["# A ground metric from natural pairs, and whether it helps", ""]
+    lines = ["# A ground metric from natural pairs, and whether it helps", "", *_in_short(fits)]
     lines += ["## Which geometry natural variations have", "", *_likelihood_head(fits)]
     for dataset, title in DATASETS.items():
         mine = [row for row in fits if row["dataset"] == dataset]
@@ -67,6 +68,25 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 # Likelihoods
+
+
+def _in_short(fits: Sequence[Row]) -> list[str]:
+    """Which candidate has the largest held-out likelihood, for each data set."""
+    said = []
+    for dataset, title in DATASETS.items():
+        mine = [row for row in fits if row["dataset"] == dataset]
+        motions = [motion for motion in MOTIONS if any(row["motion"] == motion for row in mine)]
+        wins: dict[str, list[str]] = {}
+        for motion in motions:
+            wins.setdefault(_winner([row for row in mine if row["motion"] == motion]), []).append(str(motion))
+        said += [f"{winner} fits {listed(of)} of {title} best" for winner, of in wins.items()]
+    text = "; ".join(said)
+    return _paragraph(f"In short: {text}, of all candidates below. What that does for training is in the second part.")
+
+
+def _winner(rows: Sequence[Row]) -> str:
+    means = {name: statistics.fmean(statistics.fmean(row["scores"][name]) for row in rows) for name in rows[0]["scores"]}
+    return str(max(means, key=lambda name: means[name]))
 
 
 @dataclass(frozen=True)
@@ -132,7 +152,7 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
         if not mine:
             continue
         means = {name: statistics.fmean(statistics.fmean(row["scores"][name]) for row in mine) for name in mine[0]["scores"]}
-        best[motion] = max(means, key=lambda name: means[name])
+        best[motion] = _winner(mine)
         weights = [name for name in means if name not in (FITTED, EUCLIDEAN) and not name.startswith("coherent")]
         constant = max(weights, key=lambda name: means[name])
         gains[motion, FITTED, constant] = Gain.of(mine, FITTED, constant)
@@ -217,9 +237,18 @@ def _helping(folder: Path, dataset: str, rows: Sequence[Row]) -> list[str]:
             "strength of each family with the lowest mean validation error over clean, elastic, rotated and shifted images.",
         )
         lines += [*_errors_table(points, measures), ""]
+        at_end = [
+            name for name, of in families(points).items() if len(of) > 1 and chosen(of).strength == max(p.strength for p in of)
+        ]
+        if at_end:
+            lines += _paragraph(
+                f"The largest strength that was tried is the best of {listed(at_end)}: more might be better still, so that a",
+                "family whose best strength lies inside its range has an advantage in the comparisons.",
+            )
         name = f"{dataset}{'-crops' * crops}.png"
         durable.write(folder / name, _errors_figure(points))
         lines += [f"![Error on deformed images against clean error, {RECIPES[dataset]}{with_crops}.]({name})", ""]
+        lines += ["Networks with more than twice the lowest clean error are not in the figure.", ""]
         lines += [*_comparisons(points, measures), ""]
     return lines
 
@@ -239,8 +268,12 @@ def _errors_table(points: Sequence[Point], measures: Sequence[str]) -> list[str]
 def _errors_figure(points: Sequence[Point]) -> bytes:
     drawing = figures.new_figure((7.0, 4.2), "the figure of errors")
     axes = drawing.subplots()
+    lowest = min(clean for point in points if (clean := point.mean("clean")) is not None)
     for place, (family, members) in enumerate(families(points).items()):
         spots = [(x, y) for p in members if (x := p.mean("clean")) is not None and (y := p.mean("elastic_1.5")) is not None]
+        spots = [spot for spot in spots if spot[0] <= COLLAPSED * lowest]
+        if not spots:
+            continue
         axes.plot(*zip(*spots, strict=True), "osD^vPX*"[place % 8] + "-", color=f"C{place % 10}", label=family, markersize=5)
     axes.set_xlabel("clean error (%)")
     axes.set_ylabel(f"error, {TITLES['elastic_1.5']} (%)")
@@ -284,7 +317,8 @@ def _comparisons(points: Sequence[Point], measures: Sequence[str]) -> list[str]:
     lines = _paragraph(
         "Differences in points (negative: the first is better), with one standard error over seeds and test images. A",
         "difference is shown, in bold, where it is significant together with all others of its table, by Holm at 5 %; there",
-        f"are {len(equal)} and {len(at_chosen)} of them. All others are not shown. A dash: the two never have equal clean error.",
+        f"are {len(equal)} and {len(at_chosen)} of them. All others are not shown. A dash: the two have no clean error in",
+        "common.",
     )
     lines += _compared("At equal clean error, interpolated between strengths", equal, measures)
     return lines + _compared("At the strengths in bold", at_chosen, ("clean", *measures))
@@ -297,7 +331,10 @@ def _compared(title: str, found: Compared, measures: Sequence[str]) -> list[str]
         cells = []
         for name in columns:
             gap = found.get((first, second, name))
-            text = DASH if gap is None else f"{gap.mean:+.1f} ± {gap.error:.1f}"
+            spread = (
+                "" if gap is None or math.isnan(gap.error) else f" ± {gap.error:.1f}"
+            )  # unknown where the curves hardly meet
+            text = DASH if gap is None else f"{gap.mean:+.1f}{spread}"
             cells.append(f"**{text}**" if (first, second, name) in clear else text)
         rows.append([escape_value(f"{first} against {second}"), *cells])
         shown = [name for name in columns if (first, second, name) in clear]

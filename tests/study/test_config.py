@@ -22,7 +22,16 @@ from wassersmooth.study import data, presets
 from wassersmooth.study.commands import StudyCommand
 from wassersmooth.study.config import Data, RunConfig, Study, Training, flatten, with_values
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.regularizers import ATTACKS, IN_MOTION, KINDS, ON_A_GRAPH, PENALTIES, Regularizer, strength_label
+from wassersmooth.study.regularizers import (
+    ATTACKS,
+    IN_MOTION,
+    KINDS,
+    OF_YOUR_OWN,
+    ON_A_GRAPH,
+    PENALTIES,
+    Regularizer,
+    strength_label,
+)
 
 
 @pytest.mark.parametrize("name", [name for name in presets.names() if name != "cifar10-sweep"])
@@ -161,7 +170,8 @@ numbers |= st.integers(1, 255).map(lambda level: level / 255)
 def test_a_regularizer_is_parsed_from_text(kind: str, eta: float, radius: int, mass: float) -> None:
     settings = {"radius": radius, "mass": mass} if kind in ON_A_GRAPH else {}
     settings = {"smoothness": eta, "mass": mass} if kind in IN_MOTION else settings
-    point = Regularizer(kind, 0.0 if kind == "none" else eta, **settings)  # type: ignore[arg-type]
+    factory = "my.metrics:blurred" if kind in OF_YOUR_OWN else ""
+    point = Regularizer(kind, 0.0 if kind == "none" else eta, **settings, factory=factory)  # type: ignore[arg-type]
     assert Regularizer.parse(str(point)) == point
     assert not set(point.slug) & set("/:=, ")
 
@@ -197,7 +207,8 @@ def test_a_label_has_four_digits_or_the_levels_of_a_pixel() -> None:
 def test_a_combination_is_parsed_from_text_and_comes_back(penalty: str, attack: str, eta: float, epsilon: float) -> None:
     radius = 2 if {penalty, attack} & set(ON_A_GRAPH) else 0
     smoothness = 1.5 if penalty in IN_MOTION else 0.0
-    point = Regularizer(f"{penalty}+{attack}", eta, radius, epsilon=epsilon, smoothness=smoothness)
+    factory = "my.metrics:blurred" if penalty in OF_YOUR_OWN else ""
+    point = Regularizer(f"{penalty}+{attack}", eta, radius, epsilon=epsilon, smoothness=smoothness, factory=factory)
     assert Regularizer.parse(str(point)) == point
     assert not set(point.slug) & set("/:=, ")
     (config,) = Study(regularizers=(str(point),)).runs("mine")

@@ -88,6 +88,19 @@ def test_augmented_batches_stay_in_range_and_keep_their_shape() -> None:
     assert 0 <= float(images.min()) <= float(images.max()) <= 1
 
 
+def test_elastic_batches_are_deformed_and_can_be_repeated() -> None:
+    part = data.load(Data(train_images=40)).train
+    epochs = [
+        [images for images, _ in batches(part, 16, crops, torch.Generator().manual_seed(0), elastic)]
+        for crops, elastic in ((False, 0.0), (False, 0.7), (False, 0.7), (True, 0.7))
+    ]
+    plain, deformed, again, both = (torch.cat(images) for images in epochs)
+    assert torch.equal(deformed, again)
+    assert plain.shape == deformed.shape == both.shape
+    assert 0.005 < float((plain - deformed).square().mean().sqrt()) < 0.3  # the same images in the same order, moved
+    assert 0 <= float(both.min()) <= float(both.max()) <= 1
+
+
 def test_an_unknown_data_set_is_refused_with_the_known_ones() -> None:
     with pytest.raises(StudyError, match="dataset must be one of digits, mnist, fashion-mnist, cifar10, cifar100, a folder"):
         data.load(Data(dataset="imagenet"))

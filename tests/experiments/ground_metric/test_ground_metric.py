@@ -1,0 +1,146 @@
+"""The experiment on a few made-up images: likelihoods against the library, every command, and comparisons."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import wassersmooth as ws
+from experiments.ground_metric import commands, fitted, helping, likelihoods, pairs, plans
+from experiments.ground_metric.commands import PROGRAM
+from experiments.ground_metric.comparing import Difference, Point, Studies, all_clear, chosen, points_of
+from experiments.ground_metric.likelihoods import Spectra
+from experiments.ground_metric.plans import SMALL, Setting, settings_of
+from wassersmooth.cli import main
+from wassersmooth.study import data
+from wassersmooth.study.data import Dataset, Part
+
+
+def made_up(size: int = 28, channels: int = 1) -> Dataset:
+    """Two classes of smooth stripes, as a data set of ten."""
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(40) % 2
+    wave = torch.sin(torch.arange(size) / 3.0)
+    images = 0.4 + 0.3 * torch.where(labels[:, None, None, None] == 0, wave[:, None], wave).expand(40, channels, size, size)
+    images = images + 0.1 * torch.rand(40, channels, size, size, generator=random)
+    part = Part(images, labels)
+    return Dataset(part, Part(images[:20], labels[:20]), Part(images[:12], labels[:12]), 10, "made up")
+
+
+@pytest.mark.parametrize("motion", pairs.MOTIONS)
+def test_pairs_are_small_moves_of_the_same_images(motion: pairs.Motion) -> None:
+    before, after = pairs.make(made_up().train, motion, 10, seed=0)
+    assert before.shape == after.shape == (10, 1, 14, 14)
+    assert torch.equal(pairs.make(made_up().train, motion, 10, seed=0)[1], after)
+    assert 0.01 < float((after - before).std()) < 0.2
+    assert not bool((before == after).any())
+
+
+def test_likelihoods_are_those_of_the_library_and_maximal() -> None:
+    before, after = pairs.make(made_up().train, "shift", 8, seed=0)
+    for metric in (ws.Deformations(14, 14, 1.0, "advection"), ws.Wasserstein(ws.PixelGraph.grid(14, 14, 2))):
+        spectra = Spectra.of(metric, before, after - before)
+        motion, white = spectra.maximized()
+        found = spectra.log_likelihoods(motion, white)
+        options = {"mass": white / motion}
+        same: Any = ws.Deformations(14, 14, 1.0, "advection", **options) if isinstance(metric, ws.Deformations) else None
+        same = same or ws.Wasserstein(metric.graph, **options)  # type: ignore[attr-defined]
+        expected = same.cometric(before).log_prob(after - before, math.sqrt(motion)) / 196
+        assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+        for factor in (0.97, 1.03):
+            assert spectra.log_likelihoods(factor * motion, white).mean() <= found.mean() + 1e-6
+            assert spectra.log_likelihoods(motion, max(factor * white, likelihoods.FLOOR)).mean() <= found.mean() + 1e-6
+
+
+def test_the_plan_is_one_recipe_and_its_methods_differ() -> None:
+    for dataset in plans.DATASETS:
+        settings = settings_of(dataset)
+        assert len({tuple(setting.key.values()) for setting in settings}) == len(settings)
+        assert all(setting.family for setting in settings)
+    augmented = Setting("cifar10", "none", 1.0, True, 0)
+    config = augmented.config(plans.FULL, None, 4)
+    assert (config.data.augment, config.data.elastic, config.training.epochs) == (True, 1.0, 24)
+    assert round(config.data.validation * 50_000) == 50_000 - 351 * 128  # no last batch of another size
+
+
+@pytest.mark.slow
+def test_fit_train_merge_and_render(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(data, "load", lambda *given: made_up())
+    monkeypatch.setattr(commands, "SMALL", replace(SMALL, images=(12, 8, 6), validation=6))
+    monkeypatch.setattr(plans, "MNIST", (plans.MNIST[0], plans.MNIST[1], ("none", 0.75), (f"own:{plans.FITTED},eta=0.8", 0.0)))
+    monkeypatch.setattr(likelihoods, "SMOOTHNESSES", (1.0,))
+    monkeypatch.setattr(fitted, "ROWS", tmp_path / "likelihoods.json")
+    flags = ["--small", "--output", str(tmp_path), "--datasets", "mnist"]
+    assert main(["fit", *flags, "--seeds", "0"], PROGRAM) == 0
+    training = ["train", *flags, "--device", "cpu", "--runs", str(tmp_path / "runs")]
+    assert main([*training, "--seconds", "0"], PROGRAM) == 0
+    assert "out of time; the same command continues" in capsys.readouterr().out
+    assert main(training, PROGRAM) == 0
+    rows = json.loads((tmp_path / "training.json").read_text())["rows"]
+    assert len(rows) == 8
+    assert {row["family"] for row in rows} == {"none", "coherent motion, 4 px", "elastic augmentation", "fitted weights"}
+    assert main(training, PROGRAM) == 0  # nothing is left to do
+    assert "all rows are there" in capsys.readouterr().out
+    assert main(["merge", str(tmp_path / "training.json"), "--output", str(tmp_path / "merged")], PROGRAM) == 0
+    assert json.loads((tmp_path / "merged" / "training.json").read_text())["rows"] == rows
+    assert main(["render", str(tmp_path)], PROGRAM) == 0
+    page = (tmp_path / "ground-metric.md").read_text()
+    assert "coherent transport" in page
+    assert "At the strengths in bold" in page
+    assert "Not trained yet: CIFAR-10." in page
+    assert (tmp_path / "likelihoods.png").is_file()
+    damaged = json.loads((tmp_path / "training.json").read_text())
+    damaged["rows"][0]["errors"]["clean"] = 200
+    (tmp_path / "training.json").write_text(json.dumps(damaged))
+    assert main(["render", str(tmp_path)], PROGRAM) == 2
+
+
+def row(method: str, eta: float, clean: float, elastic: float, seed: int, family: str = "a") -> dict[str, Any]:
+    """A network that is wrong on the first images."""
+    wrong = {
+        name: base64.b64encode(np.packbits(np.arange(1000) < 10 * error).tobytes()).decode()
+        for name, error in (("clean", clean), ("elastic_1.5", elastic))
+    }
+    errors = {"clean": clean, "elastic_1.5": elastic}
+    held_out = {"errors": {"clean": clean, "elastic_1.5": elastic, "rotation_15": clean, "shift_2": clean}}
+    found = {"method": method, "family": family, "eta": eta, "elastic": 0.0, "seed": seed, "errors": errors, "wrong": wrong}
+    return found | {"images": dict.fromkeys(errors, 1000), "validation": held_out, "flips": {}, "intervals": {}}
+
+
+def test_points_are_compared_at_equal_clean_error() -> None:
+    rows = [row(f"a{eta}", eta, 10 + 5 * eta + 0.1 * seed, 40 - 10 * eta, seed) for eta in (0.0, 1.0, 2.0) for seed in (0, 1)]
+    rows += [row(f"b{eta}", eta, 10 + 5 * eta + 0.1 * seed, 44 - 10 * eta, seed, "b") for eta in (0.5, 1.5) for seed in (0, 1)]
+    points = points_of(rows)
+    first, second = ([point for point in points if point.family == name] for name in "ab")
+    studies = Studies(points, ("clean", "elastic_1.5"))
+    found = studies.at_equal_clean(first, second, "elastic_1.5")
+    assert found is not None
+    assert found.mean == pytest.approx(-4, abs=0.01)
+    assert 0 < found.error < 3
+    assert chosen(first).method == "a0.0"
+    apart = [Point((row("c", 1.0, 90.0, 95.0, 0, "c"),))]
+    assert Studies([*points, *apart], ("clean", "elastic_1.5")).at_equal_clean(first, apart, "elastic_1.5") is None
+    alone = Studies([point for point in points if len(point.rows) < 2], ("clean",))
+    assert math.isnan(alone.spread["clean"][0])
+
+
+def test_holm_and_one_seed_shows_nothing() -> None:
+    found = {"sure": Difference(5.0, 1.0), "maybe": Difference(2.1, 1.0), "unknown": Difference(9.0, math.nan)}
+    assert all_clear(found) == {"sure"}
+    assert all_clear({"maybe": found["maybe"]}) == {"maybe"}
+
+
+def test_a_network_is_not_begun_without_time(tmp_path: Path) -> None:
+    work = helping.Work(SMALL, None, tmp_path / "rows.json", tmp_path / "runs", torch.device("cpu"), 1, deadline=0.0)
+    assert list(work._one(settings_of("mnist")[0], made_up(), [])) == []
+    assert not (tmp_path / "runs").exists()
