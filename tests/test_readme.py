@@ -10,7 +10,7 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "results/README.md")]
-PAGES = [*TOP, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md"))]
+PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md"))]
 
 
 def python_blocks(page: Path) -> list[tuple[int, str]]:
