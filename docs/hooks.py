@@ -49,6 +49,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links of the checkout into links of the site, and angle brackets of formulas into text."""
     here = page.file.src_uri
+    if page.parent is None:  # a tab of its own, with nothing to list beside it
+        page.meta["hide"] = ["navigation"]
+    markdown = re.sub(r"^```python no-run$", "```python", markdown, flags=re.MULTILINE)  # a word for the tests
     parts = FENCED.split(markdown)
     parts[::2] = [_outside_fences(part, here, files) for part in parts[::2]]
     return "".join(parts)

@@ -40,6 +40,7 @@ def test_it_builds_and_loads_nothing_from_elsewhere(site: Path) -> None:
     assert {"index.html", "recipes.html", "api/geometry.html", "results/paper/paper.html", "faq.html"} <= set(pages)
     loaded = r"<(?:script|img|iframe)[^>]+src=\"(https?:)?//|<link[^>]+(?:stylesheet|preload|icon)[^>]+href=\"(https?:)?//"
     assert not [name for name, text in pages.items() if re.search(loaded, text)]
+    assert not [name for name, text in pages.items() if "```" in text or "<p>:::" in text]  # what was not understood
     for notebook in NOTEBOOKS:
         page = pages[f"examples/{notebook.stem}.html"]
         pictures = re.findall(r"<img[^>]+src=\"([\w-]+\.png)\"", page)

@@ -38,17 +38,17 @@ def headline_values(points: Sequence[Point], costs: Mapping[str, Any] | None) ->
 
 def headline_plot(values: Sequence[tuple[float, float, float]]) -> bytes:
     """Three panels of three bars each."""
-    figure = figures.new_figure((8.4, 2.3), "drawing the headline of a frontier")
+    figure = figures.new_figure((7.2, 2.3), "drawing the headline of a frontier")
     panels = figure.subplots(1, 3, sharey=True)
     names, colors = zip(*SHOWN.values(), strict=True)
     for axes, title, heights in zip(panels, TITLES, zip(*values, strict=True), strict=True):
         axes.barh(names, heights, color=colors, height=0.62)
-        axes.set_xlim(0, 118 if "%" in title else max(heights) * 1.22)  # errors on one scale
+        axes.set_xlim(0, 125 if "%" in title else max(heights) * 1.3)  # errors on one scale
         for row, value in enumerate(heights):
-            axes.text(value + axes.get_xlim()[1] * 0.03, row, f"{value:.1f}", va="center", fontsize=10)
-        axes.set_title(title, fontsize=11, loc="left")
+            axes.text(value + axes.get_xlim()[1] * 0.03, row, f"{value:.1f}", va="center", fontsize=11)
+        axes.set_title(title, fontsize=12, loc="left")
         axes.set_xticks([])
-        axes.tick_params(left=False, labelsize=10)
+        axes.tick_params(left=False, labelsize=11)
         for spine in axes.spines.values():
             spine.set_visible(False)
     panels[0].invert_yaxis()
