@@ -58,8 +58,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Remove the roles of docstrings, which help() shows and a page does not need."""
-    return re.sub(r":(?:class|func|meth|mod|attr):(<code>)", r"\1", html)
+    """Write what docstrings have for help() as text: roles, and shapes as comments."""
+    return re.sub(r":(?:class|func|meth|mod|attr):(<code>)", r"\1", html).replace("# shape: ", "Shape: ")
 
 
 def _outside_fences(text: str, here: str, files: Files) -> str:
