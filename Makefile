@@ -36,7 +36,7 @@ demo: $(VENV)/installed
 
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/installed
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/installed
 	$(BIN)/wassersmooth bench

@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
-TOP = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": "CHANGELOG.md"}
+TOP = {"README.md": "index.md"} | {name: name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff")}
 BESIDE = ("README.md", "*/README.md", "*/*.md", "*/*.png", "*/images/*.png", "*/*.json", "*/*.toml", "*/suite.py")
 FENCED = re.compile(r"^(```.*?^```|<!--.*?-->)", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"(`[^`\n]+`)")
