@@ -19,7 +19,8 @@ from mkdocs.structure.pages import Page
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parent.parent
-TOP = {"README.md": "index.md"} | {name: name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff")}
+BESIDE_README = ("CONTRIBUTING.md", "RELEASING.md", "CHANGELOG.md", "CITATION.cff", "CITATION.bib")
+TOP = {"README.md": "index.md"} | {name: name for name in BESIDE_README if (ROOT / name).is_file()}
 BESIDE = ("README.md", "*/README.md", "*/*.md", "*/*.png", "*/images/*.png", "*/*.json", "*/*.toml", "*/suite.py")
 FENCED = re.compile(r"^(```.*?^```|<!--.*?-->)", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"(`[^`\n]+`)")
