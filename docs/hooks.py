@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).parent.parent
 BESIDE_README = ("CONTRIBUTING.md", "RELEASING.md", "CHANGELOG.md", "CITATION.cff", "CITATION.bib")
 TOP = {"README.md": "index.md"} | {name: name for name in BESIDE_README if (ROOT / name).is_file()}
-BESIDE = ("README.md", "*/README.md", "*/*.md", "*/*.png", "*/images/*.png", "*/*.json", "*/*.toml", "*/suite.py")
+BESIDE = ("README.md", "*/README.md", "*/*.md", "*/*.png", "*/images/*.png", "*/*.json", "*/*.toml", "*/*.py")
 FENCED = re.compile(r"^(```.*?^```|<!--.*?-->)", re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"(`[^`\n]+`)")
 LINK = re.compile(r"\[([^\]\[]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]+)?\)")
