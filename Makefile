@@ -1,6 +1,7 @@
 # make test      checks style, types and behavior, without the slow tests
 # make test-all  the same with the slow tests; what .ci/run calls
 # make demo      the study on a small data set: trains, attacks, and writes a report page
+# make docs      builds the site into site/, strictly: a broken link is an error; open site/index.html
 # make bench     the cost of the operator, of a training step and of attacks on this machine
 # make fuzz      looks for faults: random calls, damaged files, killed commands; CALLS= DAMAGES= KILLS= SEED= choose (CONTRIBUTING.md)
 # make release-check  builds the sdist and the wheel and tries each in a clean environment; minutes (RELEASING.md)
@@ -22,7 +23,7 @@ else
   PYTHON = $(shell for python in $(CANDIDATES); do $$python $(IS_SUITABLE) && echo $$python && break; done)
 endif
 
-.PHONY: test test-all demo bench fuzz release-check clean help
+.PHONY: test test-all demo docs bench fuzz release-check clean help
 
 test: SELECTION := -m "not slow"
 test test-all: $(VENV)/installed
@@ -33,6 +34,10 @@ test test-all: $(VENV)/installed
 
 demo: $(VENV)/installed
 	$(BIN)/wassersmooth reproduce --preset digits
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/installed
+	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/installed
 	$(BIN)/wassersmooth bench
@@ -55,7 +60,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv --clear $(VENV)
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile

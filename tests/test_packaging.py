@@ -32,6 +32,7 @@ OPENED = {
     "README.md",
     "RELEASING.md",
     "constraints.txt",
+    "mkdocs.yml",
     "pyproject.toml",
     "tools/release_check.py",
 }
@@ -77,7 +78,7 @@ def test_the_sdist_holds_what_its_tests_need(tmp_path: Path) -> None:
     path = build("sdist", tmp_path)
     with tarfile.open(path) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    folders = [ROOT / folder for folder in ("docs", "experiments", "results", "src", "tests")]
+    folders = [ROOT / folder for folder in ("docs", "examples", "experiments", "results", "src", "tests")]
     files = {path.relative_to(ROOT).as_posix() for folder in folders for path in folder.rglob("*") if path.is_file()}
     assert packed >= OPENED | {name for name in files if not name.endswith(LEFT_OUT)}
     assert not any(name.endswith(LEFT_OUT) or name.startswith(("data/", "runs/")) for name in packed)

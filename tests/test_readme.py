@@ -10,7 +10,9 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "results/README.md", "RELEASING.md")]
-PAGES = [*TOP, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md"))]
+PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md"))]
+
+SENTENCE = r"^At 8/255 ([\d.]+) % of images are misclassified \(([\d.]+) % clean\)\. The attacks can be trusted"
 
 
 def python_blocks(page: Path) -> list[tuple[int, str]]:
@@ -23,13 +25,21 @@ def python_blocks(page: Path) -> list[tuple[int, str]]:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if python_blocks(page)], ids=lambda page: page.relative_to(ROOT).as_posix()
 )
-def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_a_page_runs(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     namespace: dict[str, object] = {"__name__": "__page__"}
     for line, code in python_blocks(page):
         padded = "\n" * (line - 1) + code  # so that a traceback names the line of the page
         exec(compile(padded, str(page), "exec", dont_inherit=True), namespace)  # without this file's future imports
+    if page.name == "README.md":
+        printed = re.findall(SENTENCE, capsys.readouterr().out, re.MULTILINE)
+        quoted = re.findall(SENTENCE, page.read_text().replace("\n> ", "\n"), re.MULTILINE)
+        assert len(printed) == len(quoted) == 2
+        for found, shown in zip(printed, quoted, strict=True):  # another version of torch may round some images otherwise
+            assert [float(number) for number in found] == pytest.approx([float(number) for number in shown], abs=2)
 
 
 def test_pages_with_code_to_run_are_found() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from experiments.frontier.families import standings_table
 from experiments.frontier.gathering import Frontier
 from experiments.frontier.goals import goals
+from experiments.frontier.headline import headline_plot, headline_values
 from experiments.frontier.learning_curves import learning_curve_plot
 from experiments.frontier.plots import family_plot, overview_plot, question_plot, variant_plot
 from experiments.frontier.points import (
@@ -53,6 +54,8 @@ def write_page(results: Path) -> Path:
     usual = base_variant(points)
     base = [point for point in points if point.variant == usual]
     durable.write(folder / "overview.png", overview_plot(base))
+    if values := headline_values(base, frontier.costs):
+        durable.write(folder / "headline.png", headline_plot(values))
     for threat in measured_threats(base):
         durable.write(folder / f"{threat}.png", family_plot(base, threat))
     for variant in {point.variant for point in points} - {usual}:

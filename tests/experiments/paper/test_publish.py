@@ -136,9 +136,9 @@ def test_the_committed_page_is_what_the_json_renders_to() -> None:
     assert all((path.parent / "images" / f"paper-{name}.png").is_file() for name in plots)
 
 
-def test_the_tables_of_the_readme_are_those_of_the_page() -> None:
+def test_the_tables_of_the_results_are_those_of_the_page() -> None:
     page = (ROOT / "results" / "paper" / "paper.md").read_text().splitlines()
-    section = (ROOT / "README.md").read_text().split("## What holds of the paper")[1].split("\n## ")[0]
+    section = (ROOT / "docs" / "results.md").read_text().split("\n## What holds of the paper")[1].split("\n## ")[0]
     shown = [line for line in section.splitlines() if line.startswith("|")]
     assert len(shown) > 10
     assert [line for line in shown if line not in page] == []
