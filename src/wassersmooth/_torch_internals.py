@@ -61,7 +61,7 @@ def trace(
 
     table = {**core_aten_decompositions(), **get_decompositions(decomposed)}
     if for_compiler:
-        import torch._inductor.lowering  # torch 2.11's decompositions of pooling refer to it without importing it
+        from torch._inductor import lowering  # noqa: F401  # torch 2.11's decompositions of pooling refer to it, unimported
         from torch._inductor.decomposition import select_decomp_table
 
         table = {**select_decomp_table(), **table}

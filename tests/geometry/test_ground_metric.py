@@ -221,6 +221,7 @@ GRAPH = ws.PixelGraph.grid(4, 4, 1)
         ({"pairs": (X, X * math.nan)}, "perturbed"),
         ({"pairs": (X[..., :3], X[..., :3])}, "images must"),
         ({"graph": ws.Euclidean()}, "graph must be a PixelGraph"),
+        ({"graph": ws.PixelGraph.grid(4, 4, 1, features=lambda images: images)}, "got one with features; leave these out"),
         ({"mass": 0.0}, "mass must be above 0"),
         ({"mass": -1.0}, "mass must be"),
         ({"resolution": math.nan}, "resolution must be"),

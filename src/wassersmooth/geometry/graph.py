@@ -424,9 +424,9 @@ class PixelGraph:
 
     def by_relation(self, values: Tensor) -> Tensor:
         """Sums for each weight of values for each of :meth:`weighted_relations`, or for each edge of a list. # shape: (R,)"""
-        if self._relation_of_edge is None:
+        if self.relation_of_edge is None:
             return values
-        return values.new_zeros(len(self.weights)).index_add(0, self._relation_of_edge.to(values.device), values)
+        return values.new_zeros(len(self.weights)).index_add(0, self.relation_of_edge.to(values.device), values)
 
     def _edge_weights(self, like: Tensor) -> Tensor:
         weights = self._weights_in_units().to(device=like.device, dtype=like.dtype)

@@ -572,6 +572,8 @@ def _collected(pairs: Any) -> Pair:
 def _check_graph(graph: object) -> None:
     if not isinstance(graph, PixelGraph):
         raise ValueError(f"graph must be a PixelGraph; got {_checks.kind_of(graph)}; build one with PixelGraph.grid(...)")
+    if graph.features is not None:
+        raise ValueError("graph must have weights that are the same for all images; got one with features; leave these out")
     graph.check_weights()
 
 
