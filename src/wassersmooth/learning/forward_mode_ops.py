@@ -7,9 +7,9 @@ is computed from means, exponentials and products instead, whether a module or t
 statistics are read and never updated: the plain pass does that. Results have the strides that the native operator returns,
 because a dropout that follows draws its mask in memory order, and must draw the mask of the plain pass.
 
-A few operators have no second derivative: hard sigmoids and pairwise distances nowhere, unit vectors
-and cosines not at zero, where it is NaN, as for the padding of an attention window. They are written out in every engine, also in the plain pass of double
-backward (:func:`twice_differentiable`).
+A few operators have no second derivative: hard sigmoids and pairwise distances nowhere, unit vectors and cosines not at zero,
+where it is NaN, as for the padding of an attention window. They are written out in every engine, also in the plain pass of
+double backward (:func:`twice_differentiable`).
 """
 
 from __future__ import annotations
