@@ -60,7 +60,7 @@ def trace(
     from torch._decomp import core_aten_decompositions, get_decompositions  # slow to import
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    table = get_decompositions(decomposed)
+    table: dict[Any, Callable[..., Any]] = get_decompositions(decomposed)
     if for_compiler:
         from torch._inductor.decomposition import select_decomp_table
 

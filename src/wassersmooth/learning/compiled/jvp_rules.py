@@ -56,7 +56,8 @@ def _weight_gradient_of_one_pixel(
         margins = [p // step, taps - 1 - p // step, *margins]
     last = weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last)
     layout = torch.channels_last if last and not weight.is_contiguous() else torch.contiguous_format
-    return aten.constant_pad_nd(product, margins).contiguous(memory_format=layout)
+    padded: Tensor = aten.constant_pad_nd(product, margins)
+    return padded.contiguous(memory_format=layout)
 
 
 def bias_gradient(d: Tensor, a: Tensor, weight: Tensor, *settings: Any) -> Tensor:
