@@ -233,7 +233,7 @@ class Stages:
         self.held.close()
         if stage == "comparing" and self.turns is not None:
             self.held.enter_context(locked(self.turns, wait=True))
-        self.started.append((stage, time.perf_counter()))
+        self.started.append((stage.split()[0], time.perf_counter()))  # without its estimate
 
     def seconds(self) -> dict[str, float]:
         ends = [moment for _, moment in self.started[1:]]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,12 +60,17 @@ def trace(
     from torch._decomp import core_aten_decompositions, get_decompositions  # slow to import
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    table = {**core_aten_decompositions(), **get_decompositions(decomposed)}
+    table: dict[Any, Callable[..., Any]] = get_decompositions(decomposed)
     if for_compiler:
         from torch._inductor import lowering  # noqa: F401  # torch 2.11's decompositions of pooling refer to it, unimported
         from torch._inductor.decomposition import select_decomp_table
 
-        table = {**select_decomp_table(), **table}
+        # Some decompositions, as that of max-pooling, expect this module to be imported.
+        importlib.import_module("torch._inductor.lowering")
+        # Without the table of core operators: clamp is taken apart into clamp_min here, and clamp_min into clamp there.
+        table = {**table, **select_decomp_table()}
+    else:
+        table = {**core_aten_decompositions(), **table}
     with _tracing:
         return make_fx(function, decomposition_table=table, tracing_mode="fake")(*examples)
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from tests.compare import assert_matches
 from tests.learning.zoo import batch
-from wassersmooth import FastGradients, GradientObjective
+from wassersmooth import Euclidean, FastGradients, GradientObjective, GradientPenalty
 from wassersmooth.learning import losses
 from wassersmooth.learning.engines import ForwardMode
 from wassersmooth.learning.forward_mode_ops import DECOMPOSITIONS, decomposed_operators
@@ -53,6 +53,13 @@ CALLS = {
     "cdist, another norm": lambda: torch.cdist(TOKENS[0], TOKENS[1], p=1.0),
     "pdist": lambda: torch.pdist(ROWS),
     "F.pdist": lambda: F.pdist(ROWS),
+    "normalize": lambda: F.normalize(X - 0.5),
+    "normalize, short vectors": lambda: F.normalize(1e-3 * TOKENS, dim=-1, eps=2e-3),
+    "normalize over two": lambda: F.normalize(X, dim=(2, 3)),
+    "normalize, another norm": lambda: F.normalize(X, p=1.0),
+    "cosine_similarity": lambda: F.cosine_similarity(X, X.flip(0)),
+    "cosine_similarity that broadcasts": lambda: F.cosine_similarity(ROWS[:, None], ROWS[None], dim=-1),
+    "cosine_similarity, short vectors": lambda: F.cosine_similarity(1e-9 * ROWS, ROWS),
     "cross_entropy": lambda: F.cross_entropy(ROWS, TARGETS),
     "cross_entropy summed": lambda: F.cross_entropy(ROWS, TARGETS, reduction="sum", label_smoothing=0.1),
     "cross_entropy with soft labels": lambda: F.cross_entropy(ROWS, ROWS.softmax(1), reduction="none", label_smoothing=0.2),
@@ -217,4 +224,40 @@ def test_what_has_no_second_derivative_in_torch(engine, device):
             objective(model, x, None).total.backward()
         found.append(model.weight.grad)
     assert found[0].norm() > 0
+    assert_matches(found[1], found[0], 1e-10)
+
+
+@pytest.mark.parametrize("engine", ["double_backward", "forward_mode", "fast"])
+def test_unit_vectors_and_cosines_of_padding(engine, device):
+    """Both are linear around zero, so that the second derivative is zero there; torch's is NaN."""
+
+    class CosineAttention(nn.Module):
+        def __init__(self, written_out):
+            super().__init__()
+            torch.manual_seed(0)
+            self.keys, self.values, self.written_out = nn.Linear(16, 8, bias=False), nn.Linear(16, 5), written_out
+
+        def unit(self, x, eps):
+            lengths = x.square().sum(-1, keepdim=True)
+            return x / torch.where(lengths > eps**2, lengths.clamp_min(eps**2).sqrt(), eps)
+
+        def forward(self, x):
+            tokens = F.pad(x.reshape(len(x), 4, 16), (0, 0, 0, 2))  # the last two are zero
+            keys, targets = self.keys(tokens), torch.ones(8, dtype=x.dtype, device=x.device)
+            if self.written_out:
+                cosines, units = (self.unit(keys, 1e-8) * self.unit(targets, 1e-8)).sum(-1), self.unit(keys, 1e-12)
+            else:
+                cosines, units = F.cosine_similarity(keys, targets, -1), F.normalize(keys, dim=-1)
+            weights = (3 * units @ units.transpose(-1, -2)).softmax(-1)
+            return (weights @ (cosines[..., None] * self.values(tokens))).sum(1)
+
+    (images, labels), found = batch(device=device), []
+    for written_out, way in ((True, "double_backward"), (False, engine)):
+        model = CosineAttention(written_out).double().to(device)
+        objective = GradientPenalty(Euclidean(), 0.5, engine="forward_mode" if way == "forward_mode" else "double_backward")
+        if way == "fast":
+            FastGradients(objective, model, compile=False)(images, labels)
+        else:
+            objective(model, images, labels).total.backward()
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
     assert_matches(found[1], found[0], 1e-10)

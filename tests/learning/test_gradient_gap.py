@@ -206,6 +206,22 @@ def test_what_no_exact_engine_can_verify_says_so(device, monkeypatch):
         FastGradients(OBJECTIVE, smooth_net(device), compile=False)(images, labels)
 
 
+def test_an_eager_gradient_that_is_not_finite_is_no_reference(device):
+    class LengthOfPadding(nn.Linear):
+        def forward(self, x):
+            rows = nn.functional.pad(x.flatten(1)[:, None], (0, 0, 0, 1))  # the second one is zero
+            return super().forward(rows)[:, 0] + (rows @ self.weight.T).norm(dim=-1).sum(1, keepdim=True)
+
+    images, labels = batch(device=device)
+    torch.manual_seed(0)
+    model = LengthOfPadding(64, 3).double().to(device)
+    reason = "the gradient of weight is not finite, as that of a norm or root at zero"
+    with pytest.raises(DifferentGradientsError, match=rf"eager step fails \({reason}\); replace what fails"):
+        FastGradients(OBJECTIVE, model, compile=False)(images, labels)
+    with pytest.warns(UserWarning, match=f"engine='forward_mode' could not be verified .*{reason}"):
+        GradientPenalty(Euclidean(), 0.5, engine="forward_mode")(model, images, labels)
+
+
 def test_forward_mode_without_a_reference_says_so(device, monkeypatch):
     images, labels = batch(device=device)
 

@@ -7,8 +7,9 @@ is computed from means, exponentials and products instead, whether a module or t
 statistics are read and never updated: the plain pass does that. Results have the strides that the native operator returns,
 because a dropout that follows draws its mask in memory order, and must draw the mask of the plain pass.
 
-A few operators have no second derivative at all: hard sigmoids and pairwise distances. They are written out in every engine,
-also in the plain pass of double backward (:func:`twice_differentiable`).
+A few operators have no second derivative: hard sigmoids and pairwise distances nowhere, unit vectors and cosines not at zero,
+where it is NaN, as for the padding of an attention window. They are written out in every engine, also in the plain pass of
+double backward (:func:`twice_differentiable`).
 """
 
 from __future__ import annotations
@@ -228,6 +229,21 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     return _length(input[first] - input[second]) if p == 2 else NotImplemented
 
 
+def normalize(input: Tensor, p: float = 2.0, dim: int | tuple[int, ...] = 1, eps: float = 1e-12, out: Any = None) -> Tensor:
+    """x / max(|x|, eps), which is linear around zero; the native one takes the derivative of the norm there."""
+    x = widened(input)
+    if p != 2 or out is not None or eps**2 < torch.finfo(x.dtype).tiny:
+        return NotImplemented  # type: ignore[no-any-return]
+    squares = x.square().sum(dim, keepdim=True)
+    return _cast_like_native(x / squares.clamp_min(eps**2).sqrt(), input)
+
+
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """The product of the unit vectors."""
+    first, second = (normalize(x, dim=dim, eps=eps) for x in (x1, x2))
+    return NotImplemented if first is NotImplemented or second is NotImplemented else (first * second).sum(dim)
+
+
 def _length(differences: Tensor) -> Tensor:
     squares = differences.square().sum(-1)
     zero = squares == 0
@@ -281,13 +297,15 @@ def _plain_log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype
     return log_softmax(input, dim, dtype=dtype)
 
 
-# Without a second derivative of their own.
+# Without a second derivative of their own, everywhere or at zero.
 TWICE_DIFFERENTIABLE: dict[Any, Callable[..., Any]] = {
     F.hardsigmoid: hardsigmoid,
     F.hardswish: hardswish,
     torch.cdist: cdist,
     torch.pdist: pdist,
     F.pdist: pdist,
+    F.normalize: normalize,
+    F.cosine_similarity: cosine_similarity,
 }
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {

@@ -133,7 +133,7 @@ def verify_forward_mode(objective: PenalizedObjective, model: nn.Module, images:
         symptom = f"does not run ({_checks.first_line(error)})"
         raise _forward_mode_error(objective, model, first_input(images), symptom) from error
     try:
-        exact = penalty_gradients(objective, model, images, labels, DoubleBackward())
+        exact = _finite(penalty_gradients(objective, model, images, labels, DoubleBackward()))
     except RuntimeError as error:
         _warn_unverified("forward_mode", error)
         return None
@@ -149,7 +149,7 @@ def warn_about_finite_differences(objective: PenalizedObjective, model: nn.Modul
     error: Exception | None = None
     for engine in (DoubleBackward(), ForwardMode(verify=False)):
         try:
-            exact = penalty_gradients(objective, model, images, labels, engine)
+            exact = _finite(penalty_gradients(objective, model, images, labels, engine))
         except RuntimeError as failure:
             error = error or failure
             continue
@@ -199,6 +199,7 @@ def verify_compiled_step(
         inputs = detached(objective.inputs(model, images, labels, torch.Generator(device).manual_seed(0)))
     try:
         eager, expected_buffers = eager_gradients(objective, model, inputs, labels, names, learned)
+        _finite(eager)
     except RuntimeError as error:
         raise DifferentGradientsError(
             f"the fast gradients of this model cannot be verified, because its eager step fails ({_checks.first_line(error)}); "
@@ -268,6 +269,14 @@ def _without_verification(engine: EngineName | Engine) -> Engine:
     """The engine, which would otherwise call this module again."""
     resolved = engines.resolve(engine)
     return dataclasses.replace(resolved, verify=False) if isinstance(resolved, ForwardMode | FiniteDifference) else resolved
+
+
+def _finite(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients; a RuntimeError for one that cannot serve as the reference."""
+    for name, gradient in gradients.items():
+        if not gradient.isfinite().all():
+            raise RuntimeError(f"the gradient of {name} is not finite, as that of a norm or root at zero")
+    return gradients
 
 
 def _flat(gradients: dict[str, Tensor]) -> Tensor:

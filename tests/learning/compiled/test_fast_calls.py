@@ -1,10 +1,15 @@
 """How fast gradients are called: accumulation, batch shapes, progress, and clear words about what cannot be done."""
 
 import copy
+import re
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from tests.compare import assert_matches
@@ -88,8 +93,53 @@ def test_the_repr_says_what_is_prepared_and_progress_what_is_done(device, monkey
     assert repr(fast) == "FastGradients(Plain(loss='cross_entropy'), Sequential, not prepared yet)"
     fast(images, labels)
     captured = ["capturing"] if device == "cuda" else []
-    assert stages == ["tracing", "compiling", "comparing", *captured]
+    estimate = r" \d+ operators: about \d+ s, or \d+ s if the compiler's cache has them" if device == "cuda" else ""
+    assert re.fullmatch("compiling" + estimate, stages.pop(1))
+    assert stages == ["tracing", "comparing", *captured]
     assert repr(fast).endswith(f"prepared for (4, 1, 8, 8) (compiled{' and captured' if captured else ''}))")
+
+
+def test_the_estimate_counts_operators():
+    graph = torch.fx.symbolic_trace(lambda x: sum(torch.sin(x + i) for i in range(1000)))
+    assert prepared_step._estimate(graph) == " 3,000 operators: about 60 s, or 9 s if the compiler's cache has them"
+
+
+ACTIVATIONS = (F.relu6, F.hardswish, F.hardsigmoid, F.hardtanh, F.elu, F.leaky_relu, F.mish, F.gelu, F.logsigmoid, F.softshrink)
+
+
+class ManyOperators(nn.Module):
+    """What torch's compiler takes apart in its own way."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, groups=4), nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        x = self.second(F.interpolate(F.max_pool2d(self.first(x), 2), scale_factor=2, mode="bilinear"))
+        x = sum(activation(x) for activation in ACTIVATIONS) + x.clamp_min(0.1) + x.abs().clamp(0.2, 0.7)
+        x = F.adaptive_avg_pool2d(F.group_norm(x, 2), 2).flatten(2).transpose(1, 2)
+        x = F.normalize(F.scaled_dot_product_attention(x, x, x), dim=-1) + F.layer_norm(F.pad(x, (1, 1))[..., 1:-1], (4,))
+        return self.last(x.amax(1) + x.std(1) + x.logsumexp(1))
+
+
+def test_what_is_handed_to_the_compiler_is_the_eager_step(device, monkeypatch):
+    monkeypatch.setattr(prepared_step, "_compiled", lambda graph, on_cuda: graph.forward)
+    torch.manual_seed(0)
+    model, (images, labels) = ManyOperators().double().to(device), batch(device=device)
+    twin = copy.deepcopy(model)
+    fast = FastGradients(PENALTY, model, compile=True, cuda_graph=False)
+    assert_same_step(fast(images, labels), eager(PENALTY, twin, images, labels), model, twin, 1e-9)
+
+
+@pytest.mark.slow
+def test_the_first_step_of_a_process_is_traced_for_the_compiler():
+    """Where nothing else has imported the parts of the compiler that this needs."""
+    code = """
+from tests.learning.compiled import test_fast_calls as module
+module.prepared_step._compiled = lambda graph, on_cuda: graph.forward
+module.FastGradients(module.PENALTY, module.ManyOperators().double(), compile=True)(*module.batch())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
 
 
 def test_backward_after_a_fast_call_is_one_clear_line():

@@ -5,6 +5,7 @@ import operator
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.compare import assert_matches
 from wassersmooth.learning.compiled import jvp_rules as rules
@@ -178,3 +179,25 @@ def test_several_inputs_move_at_once_and_one_is_changed():
 
 def _several(value):
     return value if isinstance(value, tuple | list) else (value,)
+
+
+@pytest.mark.parametrize(
+    ("window", "padding", "dilation"), [((3, 3), 1, 1), ((5, 3), (2, 1), 1), ((3, 3), 2, 2), ((2, 2), 1, 1), ((3,), 1, 1)]
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_weight_gradient_where_input_and_output_are_one_pixel(window, padding, dilation, last):
+    """In the layout of the weight, whatever the strides of the pixel."""
+    torch.manual_seed(0)
+    dims = len(window)
+    a, weight = torch.randn(5, 4, *[1] * dims, dtype=torch.float64), torch.randn(6, 4, *window, dtype=torch.float64)
+    if last and dims == 2:
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    paddings = [padding] * dims if isinstance(padding, int) else list(padding)
+    settings = ([2] * dims, paddings, [dilation] * dims, False, [0] * dims, 1)
+    d = torch.randn_like(aten.convolution(a, weight, None, *settings))
+    expected = aten.convolution_backward(d, a, weight, None, *settings, [False, True, False])[1]
+    graph = make_fx(lambda *given: rules.weight_gradient(*given, weight, None, *settings))(d, a)
+    assert aten.convolution_backward.default not in {node.target for node in graph.graph.nodes}
+    received = graph(d, a)
+    assert_matches(received, expected, 1e-12)
+    assert received.stride() == weight.stride()

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wassersmooth import _checks, _model_checks
 from wassersmooth._torch_internals import foreach_copy, own_tensors, pytree, submodules, sync_ddp_buffers
 from wassersmooth.learning.compiled import data_parallel
-from wassersmooth.learning.compiled.prepared_step import Options, PreparedStep, Stage, step_kind
+from wassersmooth.learning.compiled.prepared_step import Options, PreparedStep, step_kind
 from wassersmooth.learning.compiled.supported_models import check_model, hook_ids, nothing_to_train, refuse_parameter_hooks
 from wassersmooth.learning.objective import Objective, Terms, first_input, no_fast_gradients
 from wassersmooth.learning.step_spec import StepSpec
@@ -59,7 +59,8 @@ class FastGradients:
         cuda_graph: whether kernels are captured in a CUDA graph; no effect on the CPU.
         verify: whether the first call compares gradients. A model that draws random numbers is compared in eval mode; if it
             draws there too, a warning says that it was not compared.
-        progress: called with ``"tracing"``, ``"compiling"``, ``"comparing"`` and ``"capturing"`` as each of them begins.
+        progress: called with ``"tracing"``, ``"compiling"``, ``"comparing"`` and ``"capturing"`` as each of them begins. On
+            CUDA, the number of operators and an estimate of the time follow ``"compiling"``.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class FastGradients:
         compile: bool | Literal["auto"] = "auto",
         cuda_graph: bool = True,
         verify: bool = True,
-        progress: Callable[[Stage], None] | None = None,
+        progress: Callable[[str], None] | None = None,
     ) -> None:
         if not hasattr(objective, "step_spec") or isinstance(objective, type):
             raise no_fast_gradients(objective)
@@ -78,7 +79,7 @@ class FastGradients:
         _checks.choice("verify", verify, BOTH)
         step_kind(objective.step_spec())  # raises for an objective that cannot be compiled
         if progress is not None:
-            _checks.function("progress", progress, "of the stage, such as print", 1)
+            _checks.function("progress", progress, "of a line, such as print", 1)
         check_model(model)
         self.objective, self.model = objective, model
         self.compile, self.cuda_graph, self.verify, self.progress = compile, cuda_graph, verify, progress

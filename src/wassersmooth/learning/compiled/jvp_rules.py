@@ -7,6 +7,7 @@ for every other one. The tests compare each rule with that of torch.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +28,36 @@ def input_gradient(d: Tensor, a: Tensor, weight: Tensor, *settings: Any) -> Tens
 
 def weight_gradient(d: Tensor, a: Tensor, weight: Tensor, *settings: Any) -> Tensor:
     """The gradient of a convolution in its weight, linear in d and a; the weight gives only the shape."""
+    if _is_one_pixel(d, a, weight, *settings):
+        return _weight_gradient_of_one_pixel(d, a, weight, *settings)
     gradient: Tensor = aten.convolution_backward(d, a, weight, *settings, [False, True, False])[1]
     return gradient
+
+
+def _is_one_pixel(
+    d: Tensor, a: Tensor, weight: Tensor, _: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any
+) -> bool:
+    """Whether input and output of a larger window are one pixel. The strides of both are then ambiguous, and cuDNN may return
+    the gradient in another layout than torch tells the compiler, which refuses it."""
+    centered = all(
+        p % step == 0 and p // step < taps for p, step, taps in zip(padding, dilation, weight.shape[2:], strict=True)
+    )
+    pixels, out, window = (math.prod(tensor.shape[2:]) for tensor in (a, d, weight))
+    return not transposed and rest[-1] == 1 and pixels == out == 1 < window and centered
+
+
+def _weight_gradient_of_one_pixel(
+    d: Tensor, a: Tensor, weight: Tensor, _: Any, stride: Any, padding: Any, dilation: Any, *rest: Any
+) -> Tensor:
+    """A matrix product for the one position of the window that meets the pixel, and zeros elsewhere."""
+    product = torch.mm(d.flatten(1).t(), a.flatten(1)).reshape(*weight.shape[:2], *[1] * (weight.dim() - 2))
+    margins: list[int] = []
+    for p, step, taps in zip(padding, dilation, weight.shape[2:], strict=True):
+        margins = [p // step, taps - 1 - p // step, *margins]
+    last = weight.dim() == 4 and weight.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last and not weight.is_contiguous() else torch.contiguous_format
+    padded: Tensor = aten.constant_pad_nd(product, margins)
+    return padded.contiguous(memory_format=layout)
 
 
 def bias_gradient(d: Tensor, a: Tensor, weight: Tensor, *settings: Any) -> Tensor:

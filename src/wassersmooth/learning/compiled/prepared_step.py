@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -32,7 +32,9 @@ from wassersmooth.learning.step_spec import FunctionTerm, GradientTerm, HessianT
 from wassersmooth.model_state import RandomState, call_model, preserve_state
 from wassersmooth.precision import without_tf32
 
-Stage = Literal["tracing", "compiling", "comparing", "capturing"]
+# Of compiling, for each operator, on an H200 with 16 cores: with an empty and with a full cache of the compiler. With an empty
+# one, 12 to 20 ms were measured for ResNet-20, ConvNeXt-T and ViT-B/16.
+SECONDS_PER_OPERATOR = (0.02, 0.003)
 
 
 class StepKind(NamedTuple):
@@ -68,14 +70,14 @@ class Options:
         required: whether a failure of the compiler is an error; otherwise the step stays uncompiled, with a warning.
         cuda_graph: whether kernels are captured.
         verify: whether gradients are compared with eager ones.
-        progress: called at the beginning of each stage.
+        progress: called with a line at the beginning of each stage.
     """
 
     compile: bool
     required: bool
     cuda_graph: bool
     verify: bool
-    progress: Callable[[Stage], None]
+    progress: Callable[[str], None]
 
 
 class PreparedStep:
@@ -195,7 +197,7 @@ class _Function:
 
     def compile(self, example: StepArguments, options: Options) -> None:
         """Replace the graph by a compiled function. No dispatcher of torch.compile is involved: the graph is traced already."""
-        options.progress("compiling")
+        options.progress(f"compiling{_estimate(self.graph) if example.images.is_cuda else ''}")
         flat = pytree.tree_leaves(example)
         random_state = RandomState(example.images.device)
         try:
@@ -319,6 +321,13 @@ def _compiled(graph: fx.GraphModule, on_cuda: bool) -> Callable[..., Any]:
         replace_convolutions(graph)
         options = keep_chosen_values(graph)
     return compile_graph(graph, options)
+
+
+def _estimate(graph: fx.GraphModule) -> str:
+    """How long compiling takes on CUDA."""
+    operators = sum(node.op == "call_function" for node in graph.graph.nodes)
+    cold, warm = (f"{max(1, round(seconds * operators))} s" for seconds in SECONDS_PER_OPERATOR)
+    return f" {operators:,} operators: about {cold}, or {warm} if the compiler's cache has them"
 
 
 def _with_strides(images: Tensor, strides: tuple[int, ...]) -> Tensor:
