@@ -100,10 +100,10 @@ def goals(rows: Rows) -> list[str]:
         limit = RATIOS[any(kind in row["network"] for kind in TRANSFORMERS)]
         if (found := ratio(row)) is not None:
             fine += found <= limit
-            slow += [] if found <= limit else [f"{name} ({found:.2f}, goal {limit})"]
+            slow += [] if found <= limit else [f"{name} ({found:.3f}, goal {limit})"]
         if (found := memory(row)) is not None:
             small += found <= MEMORY
-            large += [] if found <= MEMORY else [f"{name} ({found:.2f})"]
+            large += [] if found <= MEMORY else [f"{name} ({found:.3f})"]
         fast = row["steps"].get("fast", {}).get("ms")
         for kind in step_cost.RIVALS:
             if fast and "ms" in (rival := row["steps"].get(kind, {})):
@@ -131,7 +131,7 @@ def _goal(goal: str, fine: int, missed: list[str]) -> str:
     if not fine + len(missed):
         return f"- {goal}: not measured."
     said = [f"reached in {fine} of {fine + len(missed)}"] if fine + len(missed) > 1 else ["reached"] if fine else []
-    said += [f"missed by {', '.join(map(escape_value, missed))}"] if missed else []
+    said += [f"missed: {', '.join(map(escape_value, missed))}"] if missed else []
     return f"- {goal}: {'; '.join(said)}."
 
 

@@ -62,7 +62,6 @@ def trace(
 
     table: dict[Any, Callable[..., Any]] = get_decompositions(decomposed)
     if for_compiler:
-        from torch._inductor import lowering  # noqa: F401  # torch 2.11's decompositions of pooling refer to it, unimported
         from torch._inductor.decomposition import select_decomp_table
 
         # Some decompositions, as that of max-pooling, expect this module to be imported.

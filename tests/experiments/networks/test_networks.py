@@ -234,10 +234,10 @@ def test_goals_are_judged_by_the_rows() -> None:
     rows = [benched("torchvision:resnet50", 45.0, 22.5, make_fx=44.0), benched("torchvision:vit_b_16", 116.0, 50.0)]
     rows[1]["steps"]["fast"]["peak_bytes"] = 301
     assert page.goals(rows) == [
-        "- fast / plain at most 2.1, for transformers 2.2: reached in 1 of 2; missed by torchvision:vit_b_16 in tf32 "
-        "(2.32, goal 2.2).",
-        "- memory at most 3 times that of a plain step: reached in 1 of 2; missed by torchvision:vit_b_16 in tf32 (3.01).",
-        "- no rival is faster: missed by make_fx for torchvision:resnet50 in tf32 (44.0 against 45.0 ms).",
+        "- fast / plain at most 2.1, for transformers 2.2: reached in 1 of 2; missed: torchvision:vit_b_16 in tf32 "
+        "(2.320, goal 2.2).",
+        "- memory at most 3 times that of a plain step: reached in 1 of 2; missed: torchvision:vit_b_16 in tf32 (3.010).",
+        "- no rival is faster: missed: make_fx for torchvision:resnet50 in tf32 (44.0 against 45.0 ms).",
     ]
 
 
