@@ -8,6 +8,7 @@ leads to nothing on the site is a warning, which fails the build. Notebooks are 
 from __future__ import annotations
 
 import base64
+import os
 import posixpath
 import re
 from pathlib import Path
@@ -98,6 +99,7 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
     """A notebook as a page: execute it, and write its cells with what they print and draw. And the pictures, by name."""
     notebook = nbformat.read(path, as_version=4)
     quiet = ["--log-level=ERROR"]  # of the kernel, which warns that it talks to this process without encryption
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the kernel inherits it; small networks only wait for more threads
     NotebookClient(notebook, timeout=300, extra_arguments=quiet, resources={"metadata": {"path": str(ROOT)}}).execute()
     parts: list[str] = []
     pictures: dict[str, bytes] = {}
