@@ -20,7 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import wassersmooth as ws
-from experiments.networks import commands as networks
 from experiments.speed import operator_cost
 from wassersmooth import _checks, cli
 from wassersmooth.study.distributed import choose_device
@@ -141,15 +140,9 @@ def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", import_others)
 
 
-def test_modules_that_windows_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_windows_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     without("resource", monkeypatch)
     assert operator_cost.peak_memory(torch.device("cpu")) == {}
-    without("fcntl", monkeypatch)
-    with (
-        pytest.raises(StudyError, match=r"--turns needs shared locks, which Windows does not have; got .*turns; leave it out"),
-        networks._together(tmp_path / "turns"),
-    ):
-        pass
 
 
 @pytest.mark.parametrize("path", [*(ROOT / "src").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")], ids=lambda p: p.stem)

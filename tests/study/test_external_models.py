@@ -310,7 +310,8 @@ def test_timm_with_its_own_normalization(
     """A stand-in for the package, which is not needed to develop this one."""
     stripes = stripes_file(here)
     (here / "timm.py").write_text(TIMM)
-    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.setitem(sys.modules, "timm", None)  # afterwards, whatever is imported here is forgotten
+    del sys.modules["timm"]
     import timm  # type: ignore[import-not-found]
 
     model = timm.create_model("net", pretrained=False, in_chans=1, num_classes=3)
@@ -319,4 +320,3 @@ def test_timm_with_its_own_normalization(
     assert "timm:net: normalized by mean 0.25, std 0.5, from timm's pretrained_cfg" in capsys.readouterr().out
     images = data.load(Data(str(stripes))).test.images
     torch.testing.assert_close(evaluated(here)(images), model((images - 0.25) / 0.5))
-    monkeypatch.delitem(sys.modules, "timm")

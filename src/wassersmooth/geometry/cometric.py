@@ -435,6 +435,7 @@ class WeightedLaplacian(Cometric):
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """sum over edges of sqrt(w_ij (u_i + u_j)/2) z_ij (e_i - e_j), z white: its covariance is exactly L(x), without a
         factorization (docs/maths.md, section 3)."""
+        _checks.generator(generator)
         elsewhere = generator is not None and generator.device != self.u.device  # its seed gives the same noise everywhere
         if table_ops.supports(self.graph, self.u) and not self.graph.learned and not elsewhere:
             xi = table_ops.sample(self.graph, self.u, generator)

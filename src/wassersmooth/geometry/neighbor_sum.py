@@ -254,10 +254,9 @@ def _window_sum(padded: Tensor, dim: int, width: int) -> Tensor:
 
 def _band(size: int, weights: tuple[float, ...]) -> Tensor:
     """The symmetric matrix of a one-dimensional weighted sum, zero outside the image. # shape: (size, size)"""
-    places = torch.arange(size)
-    distance = (places[:, None] - places).abs()
-    padded = torch.tensor([*weights, 0.0], dtype=torch.float64)
-    return padded[distance.clamp(max=len(weights))]
+    padded = (*weights, 0.0)
+    rows = [[padded[min(abs(i - j), len(weights))] for j in range(size)] for i in range(size)]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def _symmetric_sum(bordered: Tensor, dim: int, weights: tuple[float, ...]) -> Tensor:
