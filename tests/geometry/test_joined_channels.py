@@ -119,6 +119,7 @@ def test_a_metric_is_a_value() -> None:
         (torch.ones(3, 3, dtype=torch.int64), "got torch.int64 of shape"),
         (-MATRIX, "weights of at least 0; got -0.5; use 0 where there is no edge"),
         (MATRIX * torch.nan, "got nan; use 0 where"),
+        (torch.full((1, 1), torch.nan), "got nan; use 0 where"),
         (MATRIX.triu(), "not symmetric; use "),
         (MATRIX.clone().requires_grad_(), "requires grad; pass channels.detach"),
     ],

@@ -30,7 +30,7 @@ Pair = tuple[Tensor, Tensor]
 EXACT_NODES = 1024  # up to this number of pixels, matrices are factored; beyond it, traces and determinants are estimated
 PROBES = 16  # for such an estimate, by default
 LEAST_WEIGHT = 1e-4  # of the mean: a smaller weight is no different from none
-LARGEST_MASS = 1e6  # at which transport is no part of the covariance
+LEAST_MASS, LARGEST_MASS = 1e-9, 1e6  # below, covariances are singular to rounding; above, transport is no part of them
 CONVERGED = 1e-8  # nats per pixel that another step would gain
 STEP = 1e-4  # of central differences, in logarithms of the parameters
 _TITLES = {"fitted": "fitted weights", "constant": "the given weights", "euclidean": "white noise"}
@@ -69,8 +69,11 @@ def fit_ground_metric(
     images, perturbed = _collected(pairs)
     _check_graph(graph)
     _check_pair(images, perturbed, graph)
-    if mass is not None and not (mass := _checks.non_negative_number("mass", mass, "None fits it", most=LARGEST_MASS)):
-        raise ValueError("mass must be above 0, since a pair of images hardly has exactly equal masses; got 0; None fits it")
+    if mass is not None and (mass := _checks.non_negative_number("mass", mass, "None fits it", most=LARGEST_MASS)) < LEAST_MASS:
+        raise ValueError(
+            f"mass must be at least {LEAST_MASS:g}, since a pair of images hardly has exactly equal masses; got {mass:g}; None "
+            "fits it"
+        )
     resolution = _checks.non_negative_number("resolution", resolution, "8-bit images have 1/255", most=1.0)
     iterations = _checks.positive_integer("iterations", iterations)
     probes = _checked_probes(probes, graph, generator)

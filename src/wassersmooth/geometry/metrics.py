@@ -428,11 +428,10 @@ def _checked_channels(received: Tensor | Channels) -> Tensor | Channels:
         raise ValueError("channels must be a constant matrix; got one that requires grad; pass channels.detach()")
     with torch.inference_mode(False), torch.no_grad():
         matrix = received.detach().cpu().double().clone()
-    off_diagonal = matrix[~torch.eye(len(matrix), dtype=torch.bool)]
-    if not bool((torch.isfinite(off_diagonal) & (off_diagonal >= 0)).all()):
-        wrong = off_diagonal[~(torch.isfinite(off_diagonal) & (off_diagonal >= 0))][0]
-        raise ValueError(f"{expected}; got {float(wrong):g}; use 0 where there is no edge")
-    if not torch.equal(matrix, matrix.mT) and not bool((matrix == matrix.mT)[~torch.eye(len(matrix), dtype=torch.bool)].all()):
+    possible = torch.isfinite(matrix) & (matrix >= 0)
+    if not bool(possible.all()):
+        raise ValueError(f"{expected}; got {float(matrix[~possible][0]):g}; use 0 where there is no edge")
+    if not torch.equal(matrix, matrix.mT):
         raise ValueError(f"{expected}; got one that is not symmetric; use (channels + channels.T) / 2")
     return matrix
 
