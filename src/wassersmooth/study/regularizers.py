@@ -241,8 +241,9 @@ class Regularizer:
             raise StudyError(f"eta is positive for every regularizer but none; got {self}; {remedy}")
         if bool(self.parts[1]) != (self.epsilon > 0):
             raise StudyError(
-                "epsilon is the size of the attack in PENALTY+ATTACK, or of the ball in PENALTY+displaced and +linearity, positive"
-                f" there and nowhere else; got {self}; write for example wasserstein+l2-adversarial:eta=0.3,radius=2,epsilon=0.25"
+                "epsilon is the size of the attack in PENALTY+ATTACK, or of the ball in PENALTY+displaced and +linearity, "
+                f"positive there and nowhere else; got {self}; write for example "
+                "wasserstein+l2-adversarial:eta=0.3,radius=2,epsilon=0.25"
             )
 
     def _nearest(self) -> str:

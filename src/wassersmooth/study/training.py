@@ -111,6 +111,7 @@ class TrainingState:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # fastest for convolutions
         self.wrapped: nn.Module | None = None
         self.averaged = copy.deepcopy(self.model) if recipe.average_weights else None
+        self.moving = ([], []) if self.averaged is None else (_moving(self.averaged), _moving(self.model))
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
             recipe.learning_rate,
@@ -172,16 +173,19 @@ class TrainingState:
         if self.averaged is None:
             return
         share = 1 - min(self.config.training.average_weights, (1 + self.steps) / (10 + self.steps))
-        pairs = list(zip(_tensors(self.averaged), _tensors(self.model), strict=True))
-        floating = [pair for pair in pairs if pair[0].is_floating_point()]
-        foreach_lerp([average for average, _ in floating], [now for _, now in floating], share)
-        for counted, now in pairs:
-            if not counted.is_floating_point():
-                counted.copy_(now)
+        foreach_lerp(*self.moving, share)
+
+    def _copy_counts(self) -> None:
+        """Give the average the integers of the network, such as how many batches its statistics are of."""
+        if self.averaged is not None:
+            for average, now in zip(self.averaged.buffers(), self.model.buffers(), strict=True):
+                if not average.is_floating_point():
+                    average.copy_(now)
 
     def end_epoch(self, validation_error: float | None) -> None:
         """Keep the weights if they are the best so far; weights of the ramp, which had a smaller eta, are not kept."""
         self.epoch += 1
+        self._copy_counts()
         if self.config.training.patience is None or self.epoch < self.ramp:
             return
         if validation_error is not None and validation_error < self.best_error:
@@ -277,8 +281,9 @@ class TrainingState:
         return {"epoch": self.epoch, "steps": self.steps, "best_error": best, "best_epoch": self.best_epoch}
 
 
-def _tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+def _moving(model: nn.Module) -> list[Tensor]:
+    """What an average is of, listed once: walking through the modules in every step would cost more than the average."""
+    return [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
 
 
 @torch.no_grad()
