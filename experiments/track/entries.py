@@ -39,7 +39,7 @@ class Scale:
 FULL = Scale(
     Data(dataset="cifar10", validation=0.1, train_images=49_920),  # 44,928 to train on: 351 whole batches, one shape to prepare
     Model(model="resnet20", activation="softplus"),
-    Training(epochs=100, batch_size=128, learning_rate=0.1, milestones=(50, 75), checkpoint_every=10),
+    Training(epochs=100, batch_size=128, learning_rate=0.1, milestones=(50, 75), checkpoint_every=5),
     *(1000, 1000, 60),
 )
 SMALL = Scale(
