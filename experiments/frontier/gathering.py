@@ -218,6 +218,9 @@ def _reason_left_out(run: Run) -> str | None:
         return "its training is not finished"
     if run.config.data.elastic:
         return "it was trained on elastic deformations, which this frontier does not have"
+    recipe = run.config.training
+    if recipe.label_smoothing or recipe.average_weights or recipe.freeze_norm_after:
+        return "its recipe is another one (label smoothing, averaged weights or frozen batch-norm); experiments.track has those"
     if not (run.folder / EVALUATIONS["test"]).is_file():
         return "it was not evaluated"
     evaluation = run.evaluation()

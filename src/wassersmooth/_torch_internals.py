@@ -133,6 +133,11 @@ def legacy_reduction(size_average: bool | None, reduce: bool | None) -> str:
     return torch.nn._reduction.legacy_get_string(size_average, reduce, emit_warning=False)
 
 
+def foreach_lerp(targets: list[Tensor], sources: list[Tensor], share: float) -> None:
+    """Move many tensors towards others by a share of the way, with few launches."""
+    torch._foreach_lerp_(targets, sources, share)
+
+
 def is_batch_norm(module: nn.Module) -> bool:
     """Whether the module is a batch norm of any dimension, whose common base class is private."""
     return isinstance(module, nn.modules.batchnorm._BatchNorm)

@@ -548,7 +548,9 @@ def expected_terms(objective: Any, model: nn.Module, images: Tensor, labels: Ten
     penalty = torch.zeros((), dtype=torch.float64)
     eta = float(getattr(objective, "eta", 0.0))
     if isinstance(objective, ws.GradientPenalty):
-        fields = [each] if objective.of == "loss" else outputs.unbind(1)
+        fields = (
+            [each] if objective.of == "loss" else [_margin(outputs, labels)] if objective.of == "margin" else outputs.unbind(1)
+        )
         grads = [torch.autograd.grad(f.sum(), x, create_graph=True)[0] for f in fields]
         lengths = [squared_lengths(objective.metric, x, g) for g in grads]
         lengths = lengths if objective.power == 2 else [length.clamp(min=1e-60).sqrt() for length in lengths]
@@ -563,6 +565,14 @@ def expected_terms(objective: Any, model: nn.Module, images: Tensor, labels: Ten
         (g,) = torch.autograd.grad(each.sum(), x, create_graph=True)
         penalty = (g * objective.perturbation(model, x.detach(), labels)).flatten(1).sum(1).mean()
     return each.mean(), penalty
+
+
+def _margin(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The log-odds against the label, from the probabilities of the softmax."""
+    chosen = labels.argmax(1) if labels.is_floating_point() else labels
+    log_p = outputs.log_softmax(1)
+    wrong = torch.ones_like(outputs).scatter(1, chosen[:, None], 0.0).log()
+    return (log_p + wrong).logsumexp(1) - log_p.gather(1, chosen[:, None])[:, 0]
 
 
 def _tikhonov(objective: Any, model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from wassersmooth.geometry.coherent_motion import Deformations
+from wassersmooth.learning.losses import SmoothedCrossEntropy
 from wassersmooth.learning.objectives import NoisyInputs
 from wassersmooth.study.config import Study
 from wassersmooth.study.errors import StudyError
@@ -18,7 +19,7 @@ MANUAL = Path(__file__).parents[2] / "docs" / "study.md"
 
 def test_every_kind_is_built_in_one_way_and_looks_like_no_other() -> None:
     for kind in KINDS.values():
-        assert sum(build is not None for build in (kind.objective, kind.penalty, kind.attack)) == 1
+        assert sum(build is not None for build in (kind.objective, kind.penalty, kind.attack, kind.around)) == 1
         assert kind.group in GROUPS
     assert len({kind.color for kind in KINDS.values()}) == len({kind.title for kind in KINDS.values()}) == len(KINDS)
 
@@ -56,3 +57,29 @@ def test_coherent_motion(kind: str) -> None:
         Regularizer.parse("euclidean:eta=1,smoothness=2")
     with pytest.raises(StudyError, match=r"radius and mass belong to .*leave them out"):
         Regularizer.parse(f"{kind}:eta=1,radius=2")
+
+
+@pytest.mark.parametrize("kind", ["dual-norm+displaced", "euclidean-length+linearity"])
+def test_random_points_are_combined_with_a_penalty(kind: str) -> None:
+    point = Regularizer.parse(f"{kind}:eta=0.5,epsilon=8/255")
+    assert str(point) == f"{kind}:eta=0.5,epsilon=8/255"
+    assert group_of(kind).side == "Penalties"
+    objective = point.objective((4, 4), "double_backward", loss=SmoothedCrossEntropy(0.1))
+    assert objective.penalty.loss == SmoothedCrossEntropy(0.1)  # type: ignore[attr-defined]
+    assert objective.epsilon == 8 / 255  # type: ignore[attr-defined]
+    for wrong in (f"{kind}:eta=0.5", kind.partition("+")[2] + ":eta=0.1", f"adversarial+{kind.partition('+')[2]}:eta=0.1"):
+        with pytest.raises(StudyError):
+            Regularizer.parse(wrong)
+
+
+@pytest.mark.parametrize("text", ["none", "pgd7:eta=8/255", "dual-norm+adversarial:eta=1,epsilon=8/255", "dual-margin:eta=1"])
+def test_every_part_gets_the_loss(text: str) -> None:
+    loss = SmoothedCrossEntropy(0.1)
+    objective = Regularizer.parse(text).objective((4, 4), "double_backward", loss=loss)
+    assert objective.loss == loss  # type: ignore[attr-defined]
+    assert getattr(getattr(objective, "penalty", None), "loss", loss) == loss
+
+
+def test_a_loss_that_an_objective_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="loss must be one of"):
+        Regularizer.parse("tikhonov:eta=0.1,radius=1").objective((4, 4), "double_backward", loss=SmoothedCrossEntropy(0.1))

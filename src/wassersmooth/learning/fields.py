@@ -1,4 +1,4 @@
-"""The functions of the image whose gradients are penalized: the loss, or each output."""
+"""The functions of the image whose gradients are penalized: the loss, each output, or the margin."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from wassersmooth import _model_checks
 from wassersmooth.geometry.randomness import random_signs
 from wassersmooth.learning import losses
 from wassersmooth.learning.losses import Loss
 
-Of = Literal["loss", "logits"]
+Of = Literal["loss", "logits", "margin"]
 
 EXACT_OUTPUTS = 16  # up to this number, one gradient per output
 PROJECTIONS = 4  # above it, the number of random combinations of the outputs
@@ -49,6 +50,21 @@ def combination_of_outputs(outputs: Tensor, labels: Tensor, weights: Tensor) -> 
     return (weights.to(outputs.dtype) * outputs).sum(-1)
 
 
+def margin(outputs: Tensor, labels: Tensor) -> Tensor:
+    """log sum exp of the outputs of all wrong classes, minus that of the label: the log-odds against it, a smooth version of
+    the distance to the nearest wrong class. # shape: (B, k), labels (B,) or (B, k), whose largest is the label -> (B,)
+
+    The gradient of cross-entropy is its gradient times 1 - p, with p the probability of the label.
+    """
+    outputs = losses.widened(outputs)
+    _model_checks.labels_for_outputs(labels, outputs, softmax=True)
+    chosen = labels.argmax(1) if labels.is_floating_point() else labels
+    wrong = losses.one_hot(chosen, outputs) == 0
+    top = torch.where(wrong, outputs.detach(), -torch.inf).amax(1)
+    exponentials = torch.where(wrong, outputs - top[:, None], 0.0).exp() * wrong
+    return exponentials.sum(1).log() + top - outputs.gather(1, chosen[:, None])[:, 0]
+
+
 class Fields:
     """``fields(outputs)`` has one row per function and one column per image; squared gradient lengths add up over the rows.
 
@@ -73,7 +89,7 @@ class Fields:
 
     def draw_signs(self, outputs: Tensor) -> None:
         """Draw the random signs, if any, once the number of outputs is known."""
-        if self.of != "loss":
+        if self.of == "logits":
             self.signs = projections(outputs, self.coupled, self.quadratic, self.generator)
 
     def losses(self, outputs: Tensor) -> Tensor:
@@ -84,6 +100,8 @@ class Fields:
         """The values of all functions. # shape: (B, k) and (B,) -> (rows, B)"""
         if self.of == "loss":
             return per_image_losses[None]
+        if self.of == "margin":
+            return margin(outputs, self.labels)[None]
         if self.signs is None:
             return outputs.T
         return combination_of_outputs(outputs, self.labels, self.signs)

@@ -7,6 +7,7 @@ log-sum-exp is written out. Outputs in half precision (autocast) are converted t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -28,6 +29,18 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
         targets = labels.to(outputs.dtype)  # float64 targets must not turn a float32 objective into float64
         return normalizer * targets.sum(1) - (targets * outputs).sum(1)
     return normalizer - outputs.gather(1, labels[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class SmoothedCrossEntropy:
+    """Softmax cross-entropy with targets of which ``smoothing`` is spread over all classes. # shape: as cross_entropy"""
+
+    smoothing: float
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        outputs = widened(outputs)
+        even = log_sum_exp(outputs) - outputs.mean(1)
+        return (1 - self.smoothing) * cross_entropy(outputs, labels) + self.smoothing * even
 
 
 def binary_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:

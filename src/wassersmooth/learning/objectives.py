@@ -27,7 +27,7 @@ from wassersmooth.learning.covector_norms import (
     with_power,
 )
 from wassersmooth.learning.engines import Engine, EngineName, FiniteDifference
-from wassersmooth.learning.fields import Fields, Of, combination_of_outputs, projections
+from wassersmooth.learning.fields import Fields, Of, combination_of_outputs, margin, projections
 from wassersmooth.learning.losses import Loss, NamedLoss
 from wassersmooth.learning.objective import Objective, connect_to_loss, eta_power, readable
 from wassersmooth.learning.replayable_forward import ReplayableForward
@@ -78,7 +78,9 @@ class GradientPenalty(Objective):
     Arguments:
         metric: ``Euclidean()``, ``Wasserstein(...)`` or ``DualNorm("linf")``.
         eta: a float, or a 0-d tensor, which can change without recompilation.
-        of: ``"loss"`` penalizes the gradient of the loss, ``"logits"`` the sum over the gradients of all outputs: exact up
+        of: ``"loss"`` penalizes the gradient of the loss, ``"margin"`` that of the log-odds against the label, ``log sum exp``
+            of the other outputs minus that of the label: the same direction for cross-entropy, but it does not vanish where
+            the network is sure. ``"logits"`` penalizes the sum over the gradients of all outputs: exact up
             to 16 outputs, above that an unbiased estimate by 4 random projections. That estimate exists for squares of
             ``Euclidean()`` and ``Wasserstein(...)``; for ``power=1``, ``DualNorm`` and metrics of your own the sum is exact for
             every number of outputs, at the cost of one gradient for each.
@@ -124,7 +126,8 @@ class GradientPenalty(Objective):
     def step_spec(self) -> StepSpec:
         if isinstance(engines.resolve(self.engine), FiniteDifference):
             raise ValueError("fast gradients are exact; got engine='finite_difference'; call the objective for that")
-        of, draw = (None, None) if self.of == "loss" else (combination_of_outputs, self._draw_combinations)
+        of = {"loss": None, "margin": margin, "logits": combination_of_outputs}[self.of]
+        draw = self._draw_combinations if self.of == "logits" else None
         return StepSpec(self.loss, GradientTerm(metric=self.metric, eta=self.eta, power=self.power, of=of, draw=draw))
 
     def _draw_combinations(

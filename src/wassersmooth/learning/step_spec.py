@@ -89,15 +89,20 @@ class GradientTerm(PenaltyTerm):
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionTerm(PenaltyTerm):
-    """``eta`` times the mean over images of any function of an input gradient.
+    """``eta ** power`` times the mean over images of any function of an input gradient.
 
     Arguments:
-        function: ``(g, inputs, labels, outputs, *probe) -> (B,)``, differentiated in g and in the outputs.
+        function: ``(g, inputs, labels, outputs, *probe) -> (B,)``, differentiated in g and in the outputs. A value may depend
+            on all rows of g.
         of: as in :class:`GradientTerm`.
     """
 
     function: Callable[..., Tensor]
     of: Field | None = None
+    power: int = 1
+
+    def factor(self, eta: Tensor) -> Tensor:
+        return eta**self.power
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +132,8 @@ class StepSpec:
             steps.
         capturable: whether the inputs and probes can be made while a CUDA graph is captured; without that the step is compiled
             but not captured.
+        points: how many points ``objective.inputs`` has for each image, all first points before all second ones. The labels
+            stay one for each image, and the loss and the penalty have one value for each point.
     """
 
     loss: NamedLoss | Loss | None
@@ -135,6 +142,7 @@ class StepSpec:
     functional_draw: bool = False
     strengths: tuple[float | Tensor, ...] = ()
     capturable: bool = True
+    points: int = 1
 
     def __post_init__(self) -> None:
         if any(isinstance(strength, Tensor) and strength.requires_grad for strength in self.strengths):

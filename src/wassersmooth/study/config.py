@@ -79,6 +79,14 @@ class Training:
     """The momentum of SGD."""
     weight_decay: float = 1e-4
     """The weight decay of SGD, on all parameters."""
+    label_smoothing: float = 0.0
+    """The part of each label that is spread over all classes, in the loss that is trained on; attacks in it use the labels."""
+    average_weights: float = 0.0
+    """The decay of an average of the weights over the steps, such as 0.999, which is evaluated and kept in place of the last
+    ones; 0 for none."""
+    freeze_norm_after: int | None = None
+    """Epochs after which batch-norm uses its running statistics in training too, so that images no longer influence each
+    other; without it never."""
     eta_ramp: int = 0
     """Epochs over which eta grows linearly; 0 is full strength from the start."""
     patience: int | None = None
@@ -145,10 +153,11 @@ class Study:
     evaluation: Evaluation = field(default_factory=Evaluation)
     regularizers: tuple[str, ...] = ("none",)
     """Each as KIND:eta=...,radius=...,mass=..., such as none wasserstein:eta=0.3,radius=2 pgd7:eta=8/255. Kinds: none;
-    penalties euclidean, wasserstein, uniform, deformation, advection, own, dual-norm, euclidean-length, wasserstein-length,
-    dual-length, tikhonov, tikhonov-curvature, tikhonov-euclidean; euclidean-noise, wasserstein-noise, deformation-noise,
-    advection-noise, own-noise, reference-noise; own:module:factory,eta=... has a metric of your own; attacks adversarial
-    (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and PENALTY+ATTACK:eta=...,epsilon=..."""
+    penalties euclidean, wasserstein, uniform, deformation, advection, own, dual-norm, dual-margin, euclidean-length,
+    wasserstein-length, dual-length, tikhonov, tikhonov-curvature, tikhonov-euclidean; euclidean-noise, wasserstein-noise,
+    deformation-noise, advection-noise, own-noise, reference-noise; own:module:factory,eta=... has a metric of your own;
+    attacks adversarial (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and PENALTY+ATTACK:eta=...,epsilon=..., or
+    +displaced and +linearity in place of the attack"""
     seeds: tuple[int, ...] = (0,)
     """One run for each; a seed decides the initial weights and the order of the images."""
 
@@ -187,7 +196,7 @@ class RunConfig:
         later = {name: getattr(self.regularizer, name) for name in LATER}
         point |= {name: value for name, value in later.items() if value}  # runs of earlier versions have no such entries
         flat = {"preset": self.preset, **point, "seed": self.seed, **flatten(self)}
-        for name, usual in (("normalize", True), ("elastic", 0.0)):  # runs of earlier versions have no such entries
+        for name, usual in USUAL.items():  # runs of earlier versions have no such entries
             if flat[name] == usual:
                 del flat[name]
         return {key: _plain(value) for key, value in flat.items()}
@@ -215,6 +224,8 @@ class RunConfig:
         return cls(*groups, regularizer=point, seed=seed, preset=preset)
 
 
+USUAL: dict[str, Any] = {"normalize": True, "elastic": 0.0}  # likewise
+USUAL |= {"label_smoothing": 0.0, "average_weights": 0.0, "freeze_norm_after": None}
 LATER: dict[str, Any] = {"epsilon": 0.0, "smoothness": 0.0, "factory": ""}  # entries only where they are not this
 # What config.json has beside the fields of the groups.
 OF_A_RUN = object_with(
@@ -316,7 +327,7 @@ def _check(study: Study) -> None:
     flat = flatten(study)
     for name in ("epochs", "batch_size", "checkpoint_every", "parallel", "autoattack_images"):
         _require(flat[name] >= 1, name, "at least 1", flat[name])
-    for name in ("threads", "patience", "train_images", "test_images", "image_size"):
+    for name in ("threads", "patience", "train_images", "test_images", "image_size", "freeze_norm_after"):
         _require(flat[name] is None or flat[name] >= 1, name, "at least 1, or left out", flat[name])
     _require((flat["image_size"] or 1) <= LARGEST_IMAGE, "image_size", f"at most {LARGEST_IMAGE}", flat["image_size"])
     _require((flat["threads"] or 0) <= MOST_THREADS, "threads", f"at most {MOST_THREADS}, or left out", flat["threads"])
@@ -325,6 +336,8 @@ def _check(study: Study) -> None:
     _require(0 <= flat["weight_decay"] < float("inf"), "weight_decay", "a number of at least 0", flat["weight_decay"])
     _require(0 <= flat["validation"] <= 0.9, "validation", "a fraction from 0 to 0.9", flat["validation"])
     _require(0 <= flat["elastic"] < float("inf"), "elastic", "a number of at least 0", flat["elastic"])
+    _require(0 <= flat["label_smoothing"] < 1, "label_smoothing", "from 0 to below 1", flat["label_smoothing"])
+    _require(0 <= flat["average_weights"] < 1, "average_weights", "from 0 to below 1", flat["average_weights"])
     _require(flat["eta_ramp"] >= 0, "eta_ramp", "at least 0", flat["eta_ramp"])
     milestones = flat["milestones"]
     rising = all(m >= 1 for m in milestones) and sorted(set(milestones)) == list(milestones)

@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -19,8 +19,10 @@ from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
 from wassersmooth.learning.attack_runner import Attack
 from wassersmooth.learning.covector_norms import DualNorm
 from wassersmooth.learning.engines import EngineName
+from wassersmooth.learning.losses import Loss
 from wassersmooth.learning.objective import Objective
 from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalty, NoisyInputs, Plain
+from wassersmooth.learning.random_points import DisplacedPenalty, LocalLinearity
 from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.robustness.attacks import FGSM, PGD, WassersteinFGSM
 from wassersmooth.study import own_code, stored_json
@@ -55,13 +57,14 @@ GROUPS = (EUCLIDEAN, DUAL, WASSERSTEIN, MOTION, OWN, TIKHONOV, NOISE, ADVERSARIA
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of regularizer. Exactly one of ``objective``, ``penalty`` and ``attack`` builds what is minimized.
+    """One kind of regularizer. Exactly one of ``objective``, ``penalty``, ``attack`` and ``around`` builds what is minimized.
 
     Attributes:
         title, color, group: on pages and in plots.
         objective: from the metric and eta.
         penalty: from the metric, eta and the engine; such a kind can be combined with an attack.
         attack: from the metric, epsilon, and whether the attacked image must stay in [0, 1]. Trains on attacked images.
+        around: from a penalty and epsilon; what a penalty is combined with by +, at random points around the images.
         metric: from a pixel graph and a mass; None for a kind without a graph.
         motion: what coherent motion carries; None for a kind without one.
         own: whether the metric is one of the user's own, made by ``factory(height, width)``.
@@ -73,6 +76,7 @@ class Kind:
     objective: Callable[[Metric, float | Tensor], Objective] | None = None
     penalty: Callable[[Metric, float | Tensor, EngineName], GradientPenalty] | None = None
     attack: Callable[[Metric, float, bool], Attack] | None = None
+    around: Callable[[GradientPenalty, float], Objective] | None = None
     metric: Callable[[PixelGraph, float], Metric] | None = None
     motion: Motion | None = None
     own: bool = False
@@ -106,6 +110,10 @@ KINDS = {
     "dual-norm": Kind(
         *("dual norm", "#17becf", DUAL),
         penalty=lambda metric, eta, engine: GradientPenalty(DualNorm(), eta, engine=engine),
+    ),
+    "dual-margin": Kind(
+        *("dual norm of the margin", "#1b4f72", DUAL),
+        penalty=lambda metric, eta, engine: GradientPenalty(DualNorm(), eta, of="margin", engine=engine),
     ),
     "euclidean-length": Kind("Euclidean length", "#7fb3e6", EUCLIDEAN, penalty=_length),
     "wasserstein-length": Kind("Wasserstein length", "#8b0000", WASSERSTEIN, penalty=_length, metric=_transport),
@@ -144,6 +152,8 @@ KINDS = {
         attack=lambda metric, epsilon, limited: WassersteinFGSM(metric, epsilon, limited=limited),
         metric=_transport,
     ),
+    "displaced": Kind("random points", "#4b0082", OTHER, around=DisplacedPenalty),
+    "linearity": Kind("local linearity", "#708090", OTHER, around=LocalLinearity),
 }
 COMBINATION_COLOR = "#e377c2"
 ON_A_GRAPH = tuple(name for name, kind in KINDS.items() if kind.metric)
@@ -152,6 +162,7 @@ OF_YOUR_OWN = tuple(name for name, kind in KINDS.items() if kind.own)
 SMOOTHNESS = 2.0  # the default of coherent motion, in pixels
 PENALTIES = tuple(name for name, kind in KINDS.items() if kind.penalty)
 ATTACKS = tuple(name for name, kind in KINDS.items() if kind.attack)
+AROUND = tuple(name for name, kind in KINDS.items() if kind.around)
 
 
 def title_of(kind: str) -> str:
@@ -171,6 +182,9 @@ def color_of(kind: str) -> str:
 
 def group_of(kind: str) -> MethodGroup:
     """The group of a kind, of a combination, or of a kind that only a later version knows."""
+    first, _, second = kind.partition("+")
+    if second in AROUND:  # a penalty still: no image is attacked
+        return group_of(first)
     return KINDS[kind].group if kind in KINDS else COMBINED if "+" in kind else OTHER
 
 
@@ -184,7 +198,8 @@ class Regularizer:
     """One point of a study. ``str()`` and :meth:`parse` are inverses: ``wasserstein:eta=0.3,radius=2``, ``pgd7:eta=8/255``.
 
     A metric of the user's own is named after the kind: ``own:module:factory,eta=0.3``, called as ``factory(height, width)``.
-    ``PENALTY+ATTACK`` is a kind too: the penalty of strength eta, taken at images attacked with epsilon.
+    ``PENALTY+ATTACK`` is a kind too: the penalty of strength eta, taken at images attacked with epsilon. ``PENALTY+displaced``
+    and ``PENALTY+linearity`` look at a random point at most epsilon away from each image.
     """
 
     kind: str
@@ -196,9 +211,10 @@ class Regularizer:
     factory: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS and not (self.parts[0] in PENALTIES and self.parts[1] in ATTACKS):
-            joined = f"or PENALTY+ATTACK of {', '.join(PENALTIES)} and {', '.join(ATTACKS)}"
-            raise StudyError(f"regularizer must be one of {', '.join(KINDS)}; {joined}; got {self.kind!r}{self._nearest()}")
+        alone = [name for name in KINDS if name not in AROUND]
+        if self.kind not in alone and not (self.parts[0] in PENALTIES and self.parts[1] in (*ATTACKS, *AROUND)):
+            joined = f"or PENALTY+ATTACK of {', '.join(PENALTIES)} and {', '.join((*ATTACKS, *AROUND))}"
+            raise StudyError(f"regularizer must be one of {', '.join(alone)}; {joined}; got {self.kind!r}{self._nearest()}")
         for name in ("eta", "mass", "epsilon", "smoothness"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -225,14 +241,16 @@ class Regularizer:
             raise StudyError(f"eta is positive for every regularizer but none; got {self}; {remedy}")
         if bool(self.parts[1]) != (self.epsilon > 0):
             raise StudyError(
-                f"epsilon is the size of the attack in PENALTY+ATTACK, positive there and nowhere else; got {self}; "
-                "write for example wasserstein+l2-adversarial:eta=0.3,radius=2,epsilon=0.25"
+                "epsilon is the size of the attack in PENALTY+ATTACK, or of the ball in PENALTY+displaced and +linearity, "
+                f"positive there and nowhere else; got {self}; write for example "
+                "wasserstein+l2-adversarial:eta=0.3,radius=2,epsilon=0.25"
             )
 
     def _nearest(self) -> str:
         """A suggestion for a misspelled kind."""
-        pairs = [f"{p}+{a}" for p in PENALTIES for a in ATTACKS]
-        near = did_you_mean(self.kind, pairs if self.parts[1] else KINDS)
+        pairs = [f"{p}+{a}" for p in PENALTIES for a in (*ATTACKS, *AROUND)]
+        alone = [name for name in KINDS if name not in AROUND]
+        near = did_you_mean(self.kind, pairs if self.parts[1] else alone)
         return f"; {near}" if near else ""
 
     @property
@@ -292,14 +310,21 @@ class Regularizer:
         """The metric of the penalty or noise; Euclidean for a kind without a graph or motion."""
         return self._metric(self.parts[0], (height, width))
 
-    def objective(self, size: tuple[int, int], engine: EngineName, eta: float | Tensor | None = None) -> Objective:
+    def objective(
+        self, size: tuple[int, int], engine: EngineName, eta: float | Tensor | None = None, loss: Loss | None = None
+    ) -> Objective:
         """What is minimized.
 
         Arguments:
             size: height and width of the images.
             engine: how a gradient penalty is differentiated.
             eta: replaces the strength of a penalty or noise, for example by a tensor that a ramp fills epoch by epoch.
+            loss: replaces cross-entropy.
         """
+        made = self._objective(size, engine, eta)
+        return made if loss is None else _with_loss(made, loss)
+
+    def _objective(self, size: tuple[int, int], engine: EngineName, eta: float | Tensor | None) -> Objective:
         name, attacked = self.parts
         kind, metric, strength = KINDS[name], self._metric(name, size), self.eta if eta is None else eta
         if kind.objective:
@@ -307,6 +332,8 @@ class Regularizer:
         if not kind.penalty:
             return AdversarialTraining(self._attack(name, self.eta, size))
         penalty = kind.penalty(metric, strength, engine)
+        if attacked and (around := KINDS[attacked].around):
+            return around(penalty, self.epsilon)
         return AdversarialTraining(self._attack(attacked, self.epsilon, size), penalty=penalty) if attacked else penalty
 
     def _metric(self, name: str, size: tuple[int, int]) -> Metric:
@@ -338,6 +365,14 @@ class Regularizer:
         assert build is not None
         # The closed form of a kind that is only an attack may leave [0, 1].
         return build(self._metric(name, size), epsilon, bool(self.parts[1]))
+
+
+def _with_loss(objective: Objective, loss: Loss) -> Objective:
+    """The same objective with another loss, its own and that of its penalty."""
+    changes: dict[str, Any] = {"loss": loss} if hasattr(objective, "loss") else {}
+    if isinstance(penalty := getattr(objective, "penalty", None), GradientPenalty):
+        changes["penalty"] = dataclasses.replace(penalty, loss=loss)
+    return dataclasses.replace(objective, **changes)  # type: ignore[type-var]
 
 
 def strength_label(value: float) -> str:

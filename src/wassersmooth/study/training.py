@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth._checks import NotFiniteError
+from wassersmooth._torch_internals import foreach_lerp, is_batch_norm
+from wassersmooth.learning.losses import SmoothedCrossEntropy
 from wassersmooth.model_state import call_model
 from wassersmooth.robustness.attacks import IFGSM
 from wassersmooth.robustness.measurement import Measurement
@@ -49,16 +52,19 @@ def training(run: Run, data: Dataset, world: World, console: Console) -> Iterato
     while state.epoch < recipe.epochs and not state.out_of_patience:
         started = time.perf_counter()
         rate = state.begin_epoch()
+        if state.norm_is_frozen and state.epoch == recipe.freeze_norm_after:
+            step = state.build_step()  # a fast step is prepared for one mode of each module
         totals, seen = [], 0
         for images, labels in batches(data.train, recipe.batch_size, config.augment, state.order, config.elastic):
             if len(labels) < world.size:
                 continue  # the last batch has fewer images than there are processes
             loss, penalty = _checked_step(step, *world.shard(images, labels), state, run)
+            state.average()
             totals.append(torch.stack([loss, penalty]) * len(labels))
             seen += len(labels)
             task.within(state.epoch + seen / len(data.train))
             yield
-        errors = (error_percent(state.model, data.train, TRAIN_ERROR_IMAGES), error_percent(state.model, data.validation))
+        errors = (error_percent(state.result, data.train, TRAIN_ERROR_IMAGES), error_percent(state.result, data.validation))
         yield  # nothing has waited for the GPU yet: concurrent runs continue while it computes
         _require_finite(torch.stack(totals), state, run)
         loss_mean, penalty_mean = (world.mean(torch.stack(totals).sum(0)) / seen).tolist()
@@ -70,7 +76,7 @@ def training(run: Run, data: Dataset, world: World, console: Console) -> Iterato
                 f"the network's scores are not finite after step {state.steps} (epoch {state.epoch + 1})", state, run
             )
         on_robust = recipe.patience is not None and recipe.patience_on == "robust"
-        robust_error = float(world.broadcast(attacked_error(state.model, data.validation))) if on_robust else None
+        robust_error = float(world.broadcast(attacked_error(state.result, data.validation))) if on_robust else None
         state.end_epoch(robust_error if on_robust else validation_error)
         row = {"epoch": state.epoch, "loss": loss_mean, "penalty": penalty_mean}
         row |= {"train_error": train_error, "validation_error": validation_error}
@@ -86,7 +92,7 @@ def training(run: Run, data: Dataset, world: World, console: Console) -> Iterato
         console.line(f"{run.config.name}: {kept}, with a {recipe.patience_on} validation error of {state.best_error:.1f} %")
     state.restore_best()
     if world.is_first:
-        run.finish(state.model, data, provenance.describe(world.device))
+        run.finish(state.result, data, provenance.describe(world.device))
 
 
 def ramp_of(config: RunConfig) -> int:
@@ -103,6 +109,9 @@ class TrainingState:
         self.model = models.build_for(config.model, data, config.seed).to(device)
         if device.type == "cuda" and any(fast_options(config.machine, device)):
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # fastest for convolutions
+        self.wrapped: nn.Module | None = None
+        self.averaged = copy.deepcopy(self.model) if recipe.average_weights else None
+        self.moving = ([], []) if self.averaged is None else (_moving(self.averaged), _moving(self.model))
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
             recipe.learning_rate,
@@ -124,11 +133,13 @@ class TrainingState:
         config = self.config
         eta = self.eta if self.ramp else None
         try:
-            objective = config.regularizer.objective(self.data.size, config.training.engine, eta)
+            smoothing = config.training.label_smoothing
+            loss = SmoothedCrossEntropy(smoothing) if smoothing else None
+            objective = config.regularizer.objective(self.data.size, config.training.engine, eta, loss)
         except ValueError as error:
             raise StudyError(f"{config.regularizer}: {error}") from None
-        model = self.world.wrap(self.model)
-        return training_step(model, objective, self.optimizer, self.noise, config.machine, self.world.device)
+        self.wrapped = self.world.wrap(self.model) if self.wrapped is None else self.wrapped
+        return training_step(self.wrapped, objective, self.optimizer, self.noise, config.machine, self.world.device)
 
     def begin_epoch(self) -> float:
         """Set the learning rate and eta of the next epoch; return the rate."""
@@ -139,16 +150,47 @@ class TrainingState:
         if self.ramp:
             self.eta.fill_(self.config.regularizer.eta * min(1.0, (self.epoch + 1) / self.ramp))
         self.model.train()
+        if self.norm_is_frozen:
+            for module in self.model.modules():
+                if is_batch_norm(module):
+                    module.eval()
         return rate
+
+    @property
+    def norm_is_frozen(self) -> bool:
+        """Whether batch-norm uses its running statistics in this epoch, in training too."""
+        after = self.config.training.freeze_norm_after
+        return after is not None and self.epoch >= after
+
+    @property
+    def result(self) -> nn.Module:
+        """What is evaluated and kept: the network with the average of its weights, or itself."""
+        return self.model if self.averaged is None else self.averaged
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Move the average of the weights and of the running statistics after a step; at first it forgets sooner."""
+        if self.averaged is None:
+            return
+        share = 1 - min(self.config.training.average_weights, (1 + self.steps) / (10 + self.steps))
+        foreach_lerp(*self.moving, share)
+
+    def _copy_counts(self) -> None:
+        """Give the average the integers of the network, such as how many batches its statistics are of."""
+        if self.averaged is not None:
+            for average, now in zip(self.averaged.buffers(), self.model.buffers(), strict=True):
+                if not average.is_floating_point():
+                    average.copy_(now)
 
     def end_epoch(self, validation_error: float | None) -> None:
         """Keep the weights if they are the best so far; weights of the ramp, which had a smaller eta, are not kept."""
         self.epoch += 1
+        self._copy_counts()
         if self.config.training.patience is None or self.epoch < self.ramp:
             return
         if validation_error is not None and validation_error < self.best_error:
             self.best_error, self.best_epoch = validation_error, self.epoch
-            self.best = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+            self.best = {name: tensor.detach().clone() for name, tensor in self.result.state_dict().items()}
 
     @property
     def out_of_patience(self) -> bool:
@@ -158,11 +200,13 @@ class TrainingState:
 
     def restore_best(self) -> None:
         if self.best:
-            self.model.load_state_dict(self.best)
+            self.result.load_state_dict(self.best)
 
     def save(self, run: Run) -> None:
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         tensors |= {f"best/{name}": tensor for name, tensor in self.best.items()}
+        if self.averaged is not None:
+            tensors |= {f"averaged/{name}": tensor for name, tensor in self.averaged.state_dict().items()}
         for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer/{index}/{name}": value for name, value in state.items() if isinstance(value, Tensor)}
         tensors |= {"random/cpu": torch.get_rng_state(), "random/order": self.order.get_state()}
@@ -202,6 +246,8 @@ class TrainingState:
     def _restore(self, stored: checkpoints.Stored, run: Run) -> None:
         checkpoints.load_into(self.model, stored.with_prefix("model"), run.checkpoint_path)
         require_same_scores(self.model, stored.facts, self.data.shape, run.checkpoint_path, ON_ANY_DEVICE)
+        if self.averaged is not None:
+            checkpoints.load_into(self.averaged, stored.with_prefix("averaged"), run.checkpoint_path)
         momentum: dict[int, dict[str, Any]] = {}
         parameters = list(self.model.parameters())
         for name, tensor in stored.with_prefix("optimizer").items():
@@ -233,6 +279,11 @@ class TrainingState:
     def _progress(self) -> dict[str, Any]:
         best = self.best_error if math.isfinite(self.best_error) else None
         return {"epoch": self.epoch, "steps": self.steps, "best_error": best, "best_epoch": self.best_epoch}
+
+
+def _moving(model: nn.Module) -> list[Tensor]:
+    """What an average is of, listed once: walking through the modules in every step would cost more than the average."""
+    return [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
 
 
 @torch.no_grad()

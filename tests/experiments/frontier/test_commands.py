@@ -15,8 +15,10 @@ from tests.study.test_cli import tiny_flags
 from wassersmooth.cli import main
 from wassersmooth.study import experiment, presets
 from wassersmooth.study.config import Study, flatten
-from wassersmooth.study.regularizers import IN_MOTION, KINDS, OF_YOUR_OWN, Regularizer
+from wassersmooth.study.regularizers import AROUND, IN_MOTION, KINDS, OF_YOUR_OWN, Regularizer
 from wassersmooth.study.runs import Run
+
+ON_TRACK = ("dual-margin", *AROUND)  # tried in experiments.track
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -66,7 +68,14 @@ def test_it_trains_as_the_quick_study_does_at_many_points() -> None:
     assert {key for key in quick if quick[key] != own[key]} == apart
     points = [Regularizer.parse(text) for text in frontier.regularizers]
     kinds = [point.kind for point in points]
-    assert set(KINDS) - {"tikhonov-euclidean", "euclidean-length", "reference-noise", *IN_MOTION, *OF_YOUR_OWN} <= set(kinds)
+    assert set(KINDS) - {
+        "tikhonov-euclidean",
+        "euclidean-length",
+        "reference-noise",
+        *IN_MOTION,
+        *OF_YOUR_OWN,
+        *ON_TRACK,
+    } <= set(kinds)
     assert all(kinds.count(kind) >= 2 for kind in set(kinds) - {"none"})
     levels = {Regularizer(kind, level / 255) for kind in ("adversarial", "pgd7") for level in (2, 4, 8)}
     assert {point for point in points if point.kind in ("adversarial", "pgd7")} >= levels

@@ -104,6 +104,8 @@ class PreparedStep:
         self.layout = BatchLayout(inputs, labels)
         images, constants, leaves = self.layout.split(inputs, labels)
         images, device = _in_memory_format(images.detach(), model), images.device
+        batch = self.layout.inputs(images, constants)  # what the step is called with
+        images = torch.cat([images] * spec.points) if spec.points > 1 else images  # which keeps the memory format
         inputs = self.layout.inputs(images, constants)
         self.handle = MetricHandle(None if spec.penalty is None else spec.penalty.norm)
         eta = _eta(spec.penalty, images)
@@ -127,7 +129,8 @@ class PreparedStep:
         named, gradients = dict(model.named_parameters()), joint.parameter_gradients
         self.trained = [*(parameter for name, parameter in named.items() if name in gradients), *spec.learned]
         self.untrained = [parameter for name, parameter in named.items() if name not in gradients]
-        self.buffers, self.outputs, self.shape, strides = list(model.buffers()), outputs.shape, images.shape, images.stride()
+        self.buffers, self.outputs, strides = list(model.buffers()), outputs.shape, images.stride()
+        self.shape = first_input(batch).shape
         self.compiled, self.captured = function.run is not function.graph, False
 
         def step_at(inputs: Any, labels: Any, generator: torch.Generator | None, run: Callable[..., Any] | None = None) -> Any:
@@ -145,25 +148,25 @@ class PreparedStep:
         if options.verify:
             options.progress("comparing")
             if not (joint.is_random and _outputs_vary(model, images, constants)):
-                seeded, of_batch = torch.Generator(device), (objective, model, inputs, labels, list(gradients), spec.learned)
+                seeded, of_batch = torch.Generator(device), (objective, model, batch, labels, list(gradients), spec.learned)
 
                 def verify_in_full_precision() -> None:
                     """Compare the same step in float32, without autocast and tf32; under autocast, which is traced, another."""
                     with without_tf32(images):
                         if torch.is_autocast_enabled(device.type):
                             with torch.autocast(device.type, enabled=False):
-                                PreparedStep(objective, spec, model, inputs, labels, None, UNCOMPILED)
+                                PreparedStep(objective, spec, model, batch, labels, None, UNCOMPILED)
                         else:
                             verify_compiled_step(lambda x: step_at(x, labels, seeded.manual_seed(0), function.graph), *of_batch)
 
                 verify_compiled_step(lambda x: step_at(x, labels, seeded.manual_seed(0)), *of_batch, verify_in_full_precision)
             else:
-                _verify_in_eval_mode(objective, spec, model, inputs, labels)
+                _verify_in_eval_mode(objective, spec, model, batch, labels)
         self.run: Callable[..., Any] = step
         if options.cuda_graph and images.is_cuda and spec.capturable and not spec.weights_are_learned:
             options.progress("capturing")
             with torch.autocast(device.type, enabled=False), torch.no_grad():
-                self.run, self.captured = CudaGraph(step, (images, constants, leaves), generator), True
+                self.run, self.captured = CudaGraph(step, (first_input(batch), constants, leaves), generator), True
 
     def __str__(self) -> str:
         made = [name for name, is_so in (("compiled", self.compiled), ("captured", self.captured)) if is_so]

@@ -1,0 +1,1 @@
+"""The track: a penalty that stands beside PGD-7 training, by one number and one rule."""

@@ -1,0 +1,195 @@
+"""Training the networks of entries side by side in one process, and measuring them, until the time is over."""
+
+from __future__ import annotations
+
+import base64
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from experiments import row_store
+from experiments.row_store import Row
+from experiments.track.entries import RECIPE, Entry, Scale, attack_steps, sweeps
+from experiments.track.rule import AUTOATTACK, KEY, SELECTING, chosen_names
+from wassersmooth.robustness.attacks import AutoAttack, MultiTargetedPGD
+from wassersmooth.robustness.intervals import wilson
+from wassersmooth.robustness.measurement import Measurement, Perturbation
+from wassersmooth.robustness.model_queries import isolated_model
+from wassersmooth.study import acceleration, data, provenance
+from wassersmooth.study.config import Machine
+from wassersmooth.study.console import Console
+from wassersmooth.study.data import Dataset, Part
+from wassersmooth.study.distributed import World
+from wassersmooth.study.errors import DivergedError
+from wassersmooth.study.runs import Run
+from wassersmooth.study.training import training
+
+
+@dataclass
+class Work:
+    """Entries with seeds, and where their rows go.
+
+    Attributes:
+        folder: of the data set; None for the usual places.
+        rows: the file.
+        runs: the folder of checkpoints and networks.
+        command: what was typed, for the rows.
+        deadline: in seconds of ``time.perf_counter``: what is not finished then stays as a checkpoint.
+    """
+
+    entries: Sequence[Entry]
+    seeds: Sequence[int]
+    scale: Scale
+    folder: Path | None
+    rows: Path
+    runs: Path
+    device: torch.device
+    parallel: int
+    command: str
+    deadline: float = math.inf
+
+    def __post_init__(self) -> None:
+        self.console = Console()
+        self.left = 0  # networks that are not measured yet
+        self.longest = 0.0  # seconds of one AutoAttack: none is begun with less time left
+
+    def run(self) -> bool:
+        """Train what is missing, then attack what the rule judges; whether everything is there now."""
+        loaded = data.load(self._config(self.entries[0], 0).data).to(self.device)
+        waiting = [(entry, seed) for seed in self.seeds for entry in self.entries if self._row(entry, seed) is None]
+        self.left = len(waiting)
+        acceleration.interleave([self._one(*each, loaded) for each in waiting], self.device, self.parallel)
+        self._judge(loaded)
+        return not self.left
+
+    def _config(self, entry: Entry, seed: int) -> Any:
+        return entry.config(seed, self.scale, self.folder, self.parallel)
+
+    def _run(self, entry: Entry, seed: int) -> Run:
+        return Run.of(self.runs / entry.name, self._config(entry, seed))
+
+    def _row(self, entry: Entry, seed: int) -> Row | None:
+        wanted = row_store.key_of(self._key(entry, seed), KEY)
+        return next((row for row in row_store.read(self.rows)["rows"] if row_store.key_of(row, KEY) == wanted), None)
+
+    def _key(self, entry: Entry, seed: int) -> Row:
+        return {"entry": entry.name, "seed": seed, "epochs": self.scale.training.epochs}
+
+    def _one(self, entry: Entry, seed: int, loaded: Dataset) -> Iterator[None]:
+        """Train one network, time its step alone, and select by validation images."""
+        if time.perf_counter() > self.deadline:
+            return
+        run, row = self._run(entry, seed), self._row_of(entry, seed)
+        _allow_tf32(True)
+        with run.claimed():
+            try:
+                steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console)
+                yield from self._timed(steps, row, len(loaded.train))
+                for _ in steps:
+                    yield
+                    if time.perf_counter() > self.deadline:
+                        self.console.line(f"{entry.name}, seed {seed}: out of time; the same command continues")
+                        return
+            except DivergedError as error:
+                self.console.line(f"{entry.name}, seed {seed}: {error}")
+                row["diverged"] = True
+        if not row.get("diverged"):
+            metrics = run.metrics()
+            row["training_seconds"] = round(sum(one["seconds"] for one in metrics), 3)
+            _allow_tf32(False)  # attacks need small gradients, which lower precision rounds away
+            self._select(run.load_model(loaded).to(self.device), loaded, row)
+            _allow_tf32(True)
+        self._store(row)
+        self.left -= 1
+
+    def _row_of(self, entry: Entry, seed: int) -> Row:
+        recipe = {name: value for name, value in entry.recipe.items() if name in RECIPE}
+        row: Row = self._key(entry, seed) | {"idea": entry.idea, "method": entry.regularizer, "recipe": recipe}
+        row |= {"attack_steps": attack_steps(entry.point), "sweeps": sweeps(entry.point), "runs_at_once": self.parallel}
+        row |= {"date": time.strftime("%Y-%m-%d", time.gmtime()), "command": self.command}
+        return row | {"origin": provenance.origin(self.device), "errors": {}, "images": {}, "intervals": {}, "wrong": {}}
+
+    def _timed(self, steps: Iterator[None], row: Row, images: int) -> Iterator[None]:
+        """Take some steps of the first epoch while nothing else uses the device: the price of a step, in milliseconds."""
+        count = min(self.scale.timed, images // self.scale.training.batch_size - 2)
+        for _ in range(2):  # the first prepares the step
+            if next(steps, self) is self:
+                return
+            yield
+        self._wait()
+        started = time.perf_counter()
+        for _ in range(count):
+            next(steps)
+        self._wait()
+        row["step_ms"] = round(1e3 * (time.perf_counter() - started) / count, 4)
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _select(self, model: nn.Module, loaded: Dataset, row: Row) -> None:
+        """Errors by which entries of one idea are compared, and the clean test error."""
+        held_out: Row = {"errors": {}, "images": {}, "intervals": {}, "wrong": {}}
+        _measure(model, loaded.validation, {"clean": _identity}, held_out)
+        few = Part(loaded.validation.images[: self.scale.validated], loaded.validation.labels[: self.scale.validated])
+        _measure(model, few, {SELECTING: MultiTargetedPGD(8 / 255, 2 / 255, 20)}, held_out)
+        row["validation"] = {"errors": held_out["errors"], "images": held_out["images"]}
+        _measure(model, loaded.test, {"clean": _identity}, row)
+        self.console.line(
+            f"{row['entry']}, seed {row['seed']}: validation: clean {held_out['errors']['clean']:.1f} %, robust "
+            f"{held_out['errors'][SELECTING]:.1f} %"
+        )
+
+    def _judge(self, loaded: Dataset) -> None:
+        """AutoAttack on test images, for the entries that validation images choose."""
+        test = data.load(self._config(self.entries[0], 0).data, self.scale.attacked).test
+        part = Part(test.images.to(self.device), test.labels.to(self.device))
+        chosen = chosen_names(row_store.read(self.rows)["rows"])
+        for entry in self.entries:
+            for seed in self.seeds:
+                row = self._row(entry, seed)
+                if row is None or row.get("diverged") or entry.name not in chosen or AUTOATTACK in row["errors"]:
+                    continue
+                started = time.perf_counter()
+                run = self._run(entry, seed)
+                if started + self.longest > self.deadline or not run.finished:
+                    self.console.line(f"{entry.name}, seed {seed}: not attacked yet; the same command continues")
+                    self.left += 1
+                    continue
+                _allow_tf32(False)
+                _measure(run.load_model(loaded).to(self.device), part, {AUTOATTACK: AutoAttack(8 / 255)}, row)
+                self.longest = max(self.longest, time.perf_counter() - started)
+                self._store(row)
+                self.console.line(f"{entry.name}, seed {seed}: AutoAttack {row['errors'][AUTOATTACK]:.1f} %")
+
+    def _store(self, row: Row) -> None:
+        with row_store.changing(self.rows) as stored:
+            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+
+
+def _identity(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return images
+
+
+def _measure(model: nn.Module, part: Part, perturbations: dict[str, Perturbation], row: Row) -> None:
+    """Add the errors under these perturbations to a row, and which images are wrong, in one random order."""
+    with isolated_model(model, part.images) as inner:
+        inner.eval()
+        found = Measurement(inner, part.images, part.labels, seed=0)
+        for name, perturb in perturbations.items():
+            wrong = found.misclassified(name, perturb)
+            row["errors"][name] = round(100 * float(wrong.double().mean()), 4)
+            row["images"][name] = len(wrong)
+            row["intervals"][name] = [round(end, 3) for end in wilson(int(wrong.sum()), len(wrong))]
+            row["wrong"][name] = base64.b64encode(np.packbits(wrong.numpy()).tobytes()).decode()
+
+
+def _allow_tf32(allowed: bool) -> None:
+    acceleration.apply_settings(Machine(precision="tf32" if allowed else "float32"))
