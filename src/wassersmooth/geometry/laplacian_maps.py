@@ -202,7 +202,7 @@ def _quadratic_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
 def _scaled_apply(graph: PixelGraph, factor: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """A(u) v times a factor for each image, in one kernel unless it must be differentiated again."""
     scaled: Tensor
-    if not (torch.is_grad_enabled() and factor.requires_grad):
+    if not box_ops.differentiated(factor):
         if box_ops.supports(graph, u, v):
             scaled = box_ops.apply(u, v, graph.stencil.rows, graph.stencil.columns, factor)
             return scaled
