@@ -146,6 +146,20 @@ def test_learned_weights_to_second_order(neighborhood: str) -> None:
 
 
 @runs_kernels
+@pytest.mark.parametrize("scale", [1.0, 3e-39, 1e30, 5e-324, 1e-310])
+def test_learned_weights_are_unpacked(scale: float) -> None:
+    """Bit for bit as in plain torch, in units of the weights, and others as they are."""
+    weights = (torch.linspace(1, 7, 12, dtype=torch.float64) * scale).to(DEVICE).requires_grad_()
+    graph = ws.PixelGraph.grid(4, 6, 2, weight=weights)
+    like = fields(4, 6)[0]
+    for others in (None, torch.linspace(-1, 1, 12, device=DEVICE)):
+        table = graph.table_of(graph.weights_like(like).detach() if others is None else others)
+        found = table_ops.table_and_degrees(graph, others, like)
+        assert torch.equal(found[0], table)
+        assert_matches(found[1], graph.degrees_of(table), 2e-7)
+
+
+@runs_kernels
 @pytest.mark.parametrize("size", [(5, 7), (1, 6)] if INTERPRETED else [(5, 7), (32, 32), (33, 70)], ids=str)
 def test_flows_of_given_normal_numbers(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the same sum by slices, in one piece and in several."""
