@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from wassersmooth import _checks, visibility
+from wassersmooth._torch_internals import is_fake
 from wassersmooth.geometry import motion_ops
 from wassersmooth.geometry.cometric import Cometric
 from wassersmooth.geometry.laplacian_maps import inner
@@ -102,7 +103,7 @@ class Deformations(Metric):
         if x.device in self._blurs:
             return self._blurs[x.device]
         with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be used outside inference mode
-            made = _Blurs.of(self.height, self.width, self.smoothness, x.device)
+            made = _Blurs.of(self.height, self.width, self.smoothness, x)
         if not visibility.tracing() and not visibility.capturing(x):
             self._blurs[x.device] = made
         return made
@@ -140,15 +141,16 @@ class _Blurs(NamedTuple):
     tables: motion_ops.Tables
 
     @classmethod
-    def of(cls, height: int, width: int, smoothness: float, device: torch.device) -> _Blurs:
+    def of(cls, height: int, width: int, smoothness: float, like: Tensor) -> _Blurs:
+        covariance = _covariance if is_fake(like) else _cached_covariance
         tables = motion_ops.Tables(*(torch.zeros(2, size, size) for size in (height, width, height, width)))
         axes = []
         for (_, axis), (h, w) in _edge_grids(height, width).items():
-            (rows, row_root), (columns, column_root) = _covariance(h, smoothness), _covariance(w, smoothness)
-            axes.append(_Blur(*(matrix.to(device) for matrix in (rows, columns, row_root, column_root))))
+            (rows, row_root), (columns, column_root) = covariance(h, smoothness), covariance(w, smoothness)
+            axes.append(_Blur(*(matrix.to(like.device) for matrix in (rows, columns, row_root, column_root))))
             for table, matrix in zip(tables, (rows, columns, row_root, column_root), strict=True):
                 table[axis, : len(matrix), : len(matrix)] = matrix
-        return cls(tuple(axes), motion_ops.Tables(*(table.to(device) for table in tables)))
+        return cls(tuple(axes), motion_ops.Tables(*(table.to(like.device) for table in tables)))
 
 
 class CoherentMotion(Cometric):
@@ -284,7 +286,6 @@ def _product(rows: Tensor, field: Tensor, columns: Tensor) -> Tensor:
     return (rows @ field.double() @ columns).to(field.dtype)
 
 
-@lru_cache(maxsize=64)
 def _covariance(length: int, smoothness: float) -> tuple[Tensor, Tensor]:
     """The covariance of blurred white noise on a line, scaled to variance 1, and its symmetric root. # shape: (length, length)
 
@@ -299,3 +300,6 @@ def _covariance(length: int, smoothness: float) -> tuple[Tensor, Tensor]:
     covariance = lags[(positions[:, None] - positions).abs().clamp(max=2 * reach + 1)]
     values, vectors = torch.linalg.eigh(covariance)
     return covariance, vectors * values.clamp(min=0).sqrt() @ vectors.mT
+
+
+_cached_covariance = lru_cache(maxsize=64)(_covariance)
