@@ -49,6 +49,12 @@ def is_tracing() -> bool:
     return tracer is not None and tracer.get_proxy_mode() is not None
 
 
+def is_fake(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape and no values, and only goes together with others like it."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")  # slow to import
+    return module is not None and isinstance(tensor, module.FakeTensor)
+
+
 def trace(
     function: Callable[..., Any], examples: Sequence[Any], decomposed: Sequence[Any], for_compiler: bool = False
 ) -> fx.GraphModule:

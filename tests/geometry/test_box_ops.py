@@ -270,6 +270,20 @@ def test_transforms_see_plain_operations(mode: str, compiled: bool) -> None:
 
 @runs_kernels
 @pytest.mark.usefixtures("kernels_everywhere")
+@pytest.mark.parametrize("weight", ["constant", "gaussian"])
+def test_forward_over_reverse(weight: str) -> None:
+    """The gradient of quad is one kernel, which must not lose the tangent of v."""
+    metric = ws.Wasserstein(ws.PixelGraph.grid(3, 5, 2, weight=weight))  # type: ignore[arg-type]
+    x, v = fields(3, 5)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(v.clone().requires_grad_(), x)
+        (gradient,) = torch.autograd.grad(metric.cometric(x).quad(dual).sum(), dual)
+        tangent = torch.autograd.forward_ad.unpack_dual(gradient).tangent
+    assert_matches(tangent, 2 * metric.cometric(x).mv(x), 1e-5)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("kernels_everywhere")
 def test_compiler_and_tracer_keep_the_kernels_whole() -> None:
     metric = ws.Wasserstein(ws.PixelGraph.grid(3, 5, 1))
     x, v = fields(3, 5)

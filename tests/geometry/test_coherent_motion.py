@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import wassersmooth as ws
 from tests import oracles
@@ -167,6 +168,16 @@ def test_bad_input_is_one_line(make: object, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint) as caught:
         make()  # type: ignore[operator]
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake"])
+def test_tracing_before_the_first_use(tracing_mode: str, device: str) -> None:
+    x, v = torch.rand(2, 2, 1, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def quad(image: torch.Tensor, covector: torch.Tensor) -> torch.Tensor:
+        return ws.Deformations(4, 5, 0.7).cometric(image).quad(covector)
+
+    assert_each_matches(make_fx(quad, tracing_mode=tracing_mode)(x, v)(x, v), quad(x, v), 1e-12)
 
 
 def test_advection_takes_any_finite_values(device: str) -> None:

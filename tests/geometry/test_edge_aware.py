@@ -14,7 +14,8 @@ from wassersmooth.geometry import box_ops, edge_aware_ops, laplacian_maps
 from wassersmooth.geometry.edge_aware import EdgeAwareGraph
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-SIZES_AND_RADII = [((5, 7), 2), ((3, 9), 4), ((1, 10), 3)]
+SMALL = [((3, 7), 2), ((2, 9), 4), ((1, 10), 3)]
+OPTIONS: list[dict[str, Any]] = [{}, {"weight": "gaussian"}, {"neighborhood": "disk"}]
 LARGE = [((32, 32), 8), ((33, 70), 4), ((224, 224), 4)]
 
 runs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs CUDA or Triton's interpreter")
@@ -44,8 +45,15 @@ def fields(height: int, width: int, channels: int = 2) -> tuple[Tensor, Tensor]:
 
 
 @runs_kernels
-@pytest.mark.parametrize("options", [{}, {"weight": "gaussian"}, {"neighborhood": "disk"}], ids=str)
-@pytest.mark.parametrize(("size", "radius"), SIZES_AND_RADII + ([] if INTERPRETED else LARGE), ids=str)
+@pytest.mark.parametrize(
+    ("size", "radius", "options"),
+    [  # the interpreter is slow: it takes one kind of weights for each size
+        (*size_and_radius, options)
+        for i, size_and_radius in enumerate(SMALL + ([] if INTERPRETED else LARGE))
+        for options in (OPTIONS[i : i + 1] if INTERPRETED else OPTIONS)
+    ],
+    ids=str,
+)
 def test_kernels_against_the_loop_over_edges(size: tuple[int, int], radius: int, options: dict[str, Any]) -> None:
     x, v = fields(*size)
     graph = EdgeAwareGraph.of(ws.PixelGraph.grid(*size, radius, features=colors, **options), x)

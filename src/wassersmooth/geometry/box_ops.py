@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from wassersmooth._torch_internals import in_transform
 from wassersmooth.geometry.graph import PixelGraph
@@ -44,8 +45,14 @@ def _on_device(field: Tensor) -> bool:
 
 
 def differentiated(*fields: Tensor) -> bool:
-    """Whether autograd or a ``torch.func`` transform would have to differentiate the kernels."""
-    return in_transform() or (torch.is_grad_enabled() and any(t.requires_grad for t in fields))
+    """Whether autograd, in either mode, or a ``torch.func`` transform would have to differentiate the kernels."""
+    if in_transform() or (torch.is_grad_enabled() and any(t.requires_grad for t in fields)):
+        return True
+    return not torch.compiler.is_compiling() and any(_has_tangent(t) for t in fields)
+
+
+def _has_tangent(field: Tensor) -> bool:
+    return unpack_dual(field).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _apply(u: Tensor, v: Tensor, rows: int, columns: int, factor: Tensor | None = None) -> Tensor:
@@ -108,4 +115,4 @@ def _plan(field: Tensor, rows: int, columns: int, longest: int) -> _Plan:
 def _strip_rows(pixels: int, reach: int, longest: int) -> int:
     """The number of rows of a strip: long ones save initial sums, which cost as much as the reach; short ones give more
     threads."""
-    return max(longest if pixels > MANY_PIXELS else 8, 2 * reach)
+    return max(longest, 2 * reach) if pixels > MANY_PIXELS else max(8, reach)

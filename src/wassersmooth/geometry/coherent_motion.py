@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from wassersmooth import _checks, visibility
+from wassersmooth._torch_internals import is_fake
+from wassersmooth.geometry import motion_ops
 from wassersmooth.geometry.cometric import Cometric
 from wassersmooth.geometry.laplacian_maps import inner
 from wassersmooth.geometry.metrics import Metric
@@ -60,7 +62,7 @@ class Deformations(Metric):
         _checks.choice("kind", kind, MOTIONS)
         self.kind = kind
         self.mass = float(_checks.non_negative_number("mass", mass, most=torch.finfo(torch.float64).max))
-        self._blurs: dict[torch.device, tuple[_Blur, ...]] = {}
+        self._blurs: dict[torch.device, _Blurs] = {}
 
     def check(self, x: Tensor) -> None:
         self._check(x, _checks.masses if self.kind == "transport" else _checks.finite)
@@ -79,14 +81,14 @@ class Deformations(Metric):
     def derivative_mv(self, x: Tensor, a: Tensor, v: Tensor) -> Tensor:
         """L is quadratic in x: ``T(a) K T(x)' v + T(x) K T(a)' v``."""
         here, along = self.evaluate(x), self.evaluate(a)
-        return along.push(here.smoothed(here.pull(v))) + here.push(here.smoothed(along.pull(v)))
+        return along.moved(here, v) + here.moved(along, v)
 
     def derivative_quad(self, x: Tensor, p: Tensor, q: Tensor) -> Tensor:
         """T' is bilinear in image and covector, so that exchanging the two kinds of motion gives the adjoint in the image."""
         here = self.evaluate(x)
         adjoint: Motion = "advection" if self.kind == "transport" else "transport"
         at_p, at_q = (CoherentMotion(v, adjoint, here.blurs, 0.0) for v in (p, q))
-        return at_p.push(here.smoothed(here.pull(q))) + at_q.push(here.smoothed(here.pull(p)))
+        return at_p.moved(here, q) + at_q.moved(here, p)
 
     def grad_logdet(self, x: Tensor) -> Tensor:
         if not self.mass:
@@ -96,12 +98,12 @@ class Deformations(Metric):
             )
         return super().grad_logdet(x)
 
-    def _blurs_on(self, x: Tensor) -> tuple[_Blur, ...]:
+    def _blurs_on(self, x: Tensor) -> _Blurs:
         """How velocities along each axis are blurred, copied to a device once."""
         if x.device in self._blurs:
             return self._blurs[x.device]
         with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be used outside inference mode
-            made = tuple(_blur(size, self.smoothness, x.device) for size in _edge_grids(self.height, self.width).values())
+            made = _Blurs.of(self.height, self.width, self.smoothness, x)
         if not visibility.tracing() and not visibility.capturing(x):
             self._blurs[x.device] = made
         return made
@@ -132,20 +134,39 @@ class _Blur(NamedTuple):
     column_root: Tensor
 
 
+class _Blurs(NamedTuple):
+    """K, for the velocities along each axis that is longer than one pixel, and the same as the kernels take it."""
+
+    axes: tuple[_Blur, ...]
+    tables: motion_ops.Tables
+
+    @classmethod
+    def of(cls, height: int, width: int, smoothness: float, like: Tensor) -> _Blurs:
+        covariance = _covariance if is_fake(like) else _cached_covariance
+        tables = motion_ops.Tables(*(torch.zeros(2, size, size) for size in (height, width, height, width)))
+        axes = []
+        for (_, axis), (h, w) in _edge_grids(height, width).items():
+            (rows, row_root), (columns, column_root) = covariance(h, smoothness), covariance(w, smoothness)
+            axes.append(_Blur(*(matrix.to(like.device) for matrix in (rows, columns, row_root, column_root))))
+            for table, matrix in zip(tables, (rows, columns, row_root, column_root), strict=True):
+                table[axis, : len(matrix), : len(matrix)] = matrix
+        return cls(tuple(axes), motion_ops.Tables(*(table.to(like.device) for table in tables)))
+
+
 class CoherentMotion(Cometric):
     """``T(x) K T(x)' + mass I``.
 
     Arguments:
         x: the images.
         kind: ``"transport"`` or ``"advection"``.
-        blurs: K, for the velocities along each axis that is longer than one pixel.
+        blurs: K.
         mass: the multiple of the identity that is added. Without it, what smooth motion hardly makes counts as outside the
             range: eigenvalues of L that are rounding beside the largest one.
     """
 
     inaccuracy = f"what is not motion is too small for float64; {_REMEDY}"
 
-    def __init__(self, x: Tensor, kind: Motion, blurs: tuple[_Blur, ...], mass: float) -> None:
+    def __init__(self, x: Tensor, kind: Motion, blurs: _Blurs, mass: float) -> None:
         super().__init__(x)
         if mass > torch.finfo(x.dtype).max:
             raise ValueError(f"mass must be a finite number in {x.dtype}; got {mass:g}; use a smaller one, or images.double()")
@@ -183,21 +204,37 @@ class CoherentMotion(Cometric):
 
     def smoothed(self, velocities: list[Tensor]) -> list[Tensor]:
         """K v."""
-        return [_product(blur.rows, v, blur.columns) for blur, v in zip(self.blurs, velocities, strict=True)]
+        return [_product(blur.rows, v, blur.columns) for blur, v in zip(self.blurs.axes, velocities, strict=True)]
 
     def roots(self, velocities: list[Tensor]) -> list[Tensor]:
         """K^(1/2) v."""
-        return [_product(blur.row_root, v, blur.column_root) for blur, v in zip(self.blurs, velocities, strict=True)]
+        return [_product(blur.row_root, v, blur.column_root) for blur, v in zip(self.blurs.axes, velocities, strict=True)]
+
+    def moved(self, other: CoherentMotion, v: Tensor) -> Tensor:
+        """T(x) K T' v, with T' that of another image or of the same. # shape: (B, C, H, W)"""
+        if self._has_kernels(other.x, v):
+            return motion_ops.move(self.kind == "transport", self.blurs.tables, self.x, *other._mean_and_difference(v))
+        return self.push(self.smoothed(other.pull(v)))
+
+    def _mean_and_difference(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Of which field T' v has the mean, and of which the difference."""
+        return (self.x, v) if self.kind == "transport" else (v, self.x)
+
+    def _has_kernels(self, *fields: Tensor) -> bool:
+        return motion_ops.supports(self.x, *fields) or motion_ops.differentiable(self.x, *fields)
 
     def mv(self, v: Tensor) -> Tensor:
         v = _checks.like("v", v, self.x)
-        moved = self.push(self.smoothed(self.pull(v)))
+        moved = self.moved(self, v)
         return moved + self.mass * v if self.mass else moved
 
     def quad(self, v: Tensor) -> Tensor:
         """|K^(1/2) T' v|^2, plus the mass term. # shape: (B,)"""
         v = _checks.like("v", v, self.x)
-        moved = torch.stack([root.square().sum((1, 2)) for root in self.roots(self.pull(v))]).sum(0)
+        if self._has_kernels(v):
+            moved = motion_ops.quad(self.blurs.tables, *self._mean_and_difference(v))
+        else:
+            moved = torch.stack([root.square().sum((1, 2)) for root in self.roots(self.pull(v))]).sum(0)
         return moved + self.mass * inner(v, v) if self.mass else moved
 
     def rounding(self, v: Tensor) -> Tensor:
@@ -208,7 +245,7 @@ class CoherentMotion(Cometric):
     def diagonal(self) -> Tensor:
         """A pixel has two edges along an axis, whose velocities are correlated. # shape: (B, C, H, W)"""
         total = torch.full_like(self.x, self.mass)
-        for offset, blur in zip(self.offsets, self.blurs, strict=True):
+        for offset, blur in zip(self.offsets, self.blurs.axes, strict=True):
             x_i, x_j = edge_ends(self.x, offset)
             along = blur.rows if offset == (1, 0) else blur.columns
             correlation = along[0, 1].to(self.x) if len(along) > 1 else 0.0
@@ -220,7 +257,7 @@ class CoherentMotion(Cometric):
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """T K^(1/2) z with z white, plus the root of the mass times white noise."""
-        sizes = [(len(blur.rows), len(blur.columns)) for blur in self.blurs]
+        sizes = [(len(blur.rows), len(blur.columns)) for blur in self.blurs.axes]
         white = [standard_normal(torch.Size((len(self.x), *size)), self.x, generator) for size in sizes]
         xi = self.push(self.roots(white))
         if self.mass:
@@ -249,12 +286,6 @@ def _product(rows: Tensor, field: Tensor, columns: Tensor) -> Tensor:
     return (rows @ field.double() @ columns).to(field.dtype)
 
 
-def _blur(size: tuple[int, int], smoothness: float, device: torch.device) -> _Blur:
-    (rows, row_root), (columns, column_root) = (_covariance(length, smoothness) for length in size)
-    return _Blur(*(matrix.to(device) for matrix in (rows, columns, row_root, column_root)))
-
-
-@lru_cache(maxsize=64)
 def _covariance(length: int, smoothness: float) -> tuple[Tensor, Tensor]:
     """The covariance of blurred white noise on a line, scaled to variance 1, and its symmetric root. # shape: (length, length)
 
@@ -269,3 +300,6 @@ def _covariance(length: int, smoothness: float) -> tuple[Tensor, Tensor]:
     covariance = lags[(positions[:, None] - positions).abs().clamp(max=2 * reach + 1)]
     values, vectors = torch.linalg.eigh(covariance)
     return covariance, vectors * values.clamp(min=0).sqrt() @ vectors.mT
+
+
+_cached_covariance = lru_cache(maxsize=64)(_covariance)

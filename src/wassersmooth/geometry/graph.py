@@ -44,6 +44,7 @@ class _Layout(NamedTuple):
     """Where the relations of a grid are in a table of weights."""
 
     relations: Tensor  # the number of the relation of each entry from 1 on, 0 where there is none
+    entries: Tensor  # of the representatives in the flattened table, and then of their opposites # shape: (2 R,)
     places: Tensor  # of the representatives in the flattened half of the table with dy from 0 on # shape: (R,)
     offsets: Tensor  # (dy, dx) of the representatives, int32 # shape: (R, 2)
     rows_inside: Tensor  # 1 where the neighbor of a row is inside the image # shape: (height, 2 rows + 3)
@@ -380,7 +381,9 @@ class PixelGraph:
 
         There is a row of zeros above and below, as the kernels need it. # shape: (R,) -> (2 rows + 3, 2 columns + 1)
         """
-        return torch.cat((weights.new_zeros(1), weights))[self._layout(weights).relations]
+        layout = self._layout(weights)  # copying has a faster gradient than indexing, whose gradient sorts
+        table = weights.new_zeros(layout.relations.numel()).index_copy(0, layout.entries, torch.cat((weights, weights)))
+        return table.reshape(layout.relations.shape)
 
     def degrees_of(self, table: Tensor) -> Tensor:
         """The sum of a table over the neighbors of each pixel. # shape: (2 rows + 3, 2 columns + 1) -> (H, W)"""
@@ -394,6 +397,11 @@ class PixelGraph:
     def offset_tensor(self, like: Tensor) -> Tensor:
         """(dy, dx) of each relation, on the device of ``like``. # shape: (R, 2)"""
         return self._layout(like).offsets
+
+    def table_layout(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The number of the relation of each entry of a table, from 1 on, and (dy, dx) of each relation."""
+        layout = self._layout(like)
+        return layout.relations, layout.offsets
 
     def _layout(self, like: Tensor) -> _Layout:
         """Where the relations are in a table, on the device of ``like``, copied there once."""
@@ -414,7 +422,10 @@ class PixelGraph:
         for size, reach in ((self.height, rows + 1), (self.width, columns)):
             neighbor = torch.arange(size)[:, None] + torch.arange(-reach, reach + 1)
             inside.append(((neighbor >= 0) & (neighbor < size)).double())
-        return _Layout(relations, dy * (2 * columns + 1) + columns + dx, torch.stack((dy, dx), 1).int(), *inside)
+        places, length = dy * (2 * columns + 1) + columns + dx, 2 * columns + 1
+        first = places + (rows + 1) * length
+        entries = torch.cat((first, relations.numel() - 1 - first))  # opposites mirror the table
+        return _Layout(relations, entries, places, torch.stack((dy, dx), 1).int(), *inside)
 
     def weighted_relations(self, like: Tensor) -> Iterable[tuple[Relation, Tensor]]:
         """Each relation with its weight, in units of the weights, like ``like``; a list of edges has one for each edge."""

@@ -158,14 +158,6 @@ def _edge_accumulator(*fields: Tensor) -> Callable[[Tensor, Tensor, Tensor, Rela
     return out_of_place if torch.is_grad_enabled() or _needs_plain_operations(*fields) else in_place
 
 
-def _table(graph: PixelGraph, weights: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The table of weights and its degrees, as the kernels take them."""
-    if weights is None and not graph.weights.requires_grad:
-        return graph.weight_table(like), graph.degrees(like)
-    table = graph.table_of(graph.weights_like(like) if weights is None else weights)
-    return table, graph.degrees_of(table)
-
-
 def _apply_kernel(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tensor) -> Tensor:
     if isinstance(graph, EdgeAwareGraph):
         if edge_aware_ops.supports(graph, u, v):
@@ -173,7 +165,7 @@ def _apply_kernel(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tenso
             return aware
         return apply_by_edges(graph, u, v)
     if weights is not None or (not box_ops.supports(graph, u, v) and table_ops.supports(graph, u, v)):
-        weighted: Tensor = table_ops.apply(u, v, *_table(graph, weights, v))
+        weighted: Tensor = table_ops.apply(u, v, *table_ops.table_and_degrees(graph, weights, v))
         return weighted
     if box_ops.supports(graph, u, v):
         applied: Tensor = box_ops.apply(u, v, graph.stencil.rows, graph.stencil.columns)
@@ -193,7 +185,7 @@ def _quadratic_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     if box_ops.supports(graph, u, v):
         lengths = box_ops.quad(u, v, graph.stencil.rows, graph.stencil.columns)
     elif table_ops.supports(graph, u, v):
-        lengths = table_ops.quad(u, v, *_table(graph, None, v))
+        lengths = table_ops.quad(u, v, *table_ops.table_and_degrees(graph, None, v))
     else:
         lengths = inner(u, _carre_kernel(graph, None, v, v))
     return lengths
@@ -202,12 +194,12 @@ def _quadratic_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
 def _scaled_apply(graph: PixelGraph, factor: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """A(u) v times a factor for each image, in one kernel unless it must be differentiated again."""
     scaled: Tensor
-    if not (torch.is_grad_enabled() and factor.requires_grad):
+    if not box_ops.differentiated(factor):
         if box_ops.supports(graph, u, v):
             scaled = box_ops.apply(u, v, graph.stencil.rows, graph.stencil.columns, factor)
             return scaled
         if table_ops.supports(graph, u, v):
-            scaled = table_ops.apply(u, v, *_table(graph, None, v), factor)
+            scaled = table_ops.apply(u, v, *table_ops.table_and_degrees(graph, None, v), factor)
             return scaled
     return apply(graph, factor[:, None, None, None] * u, v)
 
@@ -219,7 +211,7 @@ def _carre_kernel(graph: PixelGraph, weights: Tensor | None, p: Tensor, q: Tenso
             return aware
         return carre_du_champ_by_edges(graph, p, q)
     if weights is not None or (not box_ops.supports(graph, p, q) and table_ops.supports(graph, p, q)):
-        weighted: Tensor = table_ops.carre_du_champ(p, q, *_table(graph, weights, p))
+        weighted: Tensor = table_ops.carre_du_champ(p, q, *table_ops.table_and_degrees(graph, weights, p))
         return weighted
     if box_ops.supports(graph, p, q):
         products: Tensor = box_ops.carre_du_champ(p, q, graph.stencil.rows, graph.stencil.columns)

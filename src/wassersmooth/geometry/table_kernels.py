@@ -197,6 +197,51 @@ def relation_sums(
 
 
 @triton.jit
+def unpack_weights(
+    weights,
+    relations,
+    offsets,
+    table,
+    degrees,
+    number,
+    height,
+    width,
+    ENTRIES: tl.constexpr,
+    UNIT: tl.constexpr,
+    PADDED_NUMBER: tl.constexpr,
+    PADDED_ENTRIES: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """The table of some weights and its degrees, in float32. UNIT: in units of the power of two next to the largest weight.
+
+    Every thread has the degree of a pixel; the first program has the table. ``relations`` and ``offsets`` are those of the
+    graph's layout.
+    """
+    unit = 1.0
+    if UNIT:
+        index = tl.arange(0, PADDED_NUMBER)
+        largest = tl.max(tl.load(weights + index, mask=index < number, other=0.0).to(tl.float64))
+        lift = tl.where(largest < 1e-300, 1.2676506002282294e30, 1.0)  # 2^100: the exponent of a subnormal number is no power
+        exponent = (largest * lift).to(tl.int64, bitcast=True) & 0x7FF0000000000000
+        unit = exponent.to(tl.float64, bitcast=True) / lift
+    if tl.program_id(0) == 0:
+        entry = tl.arange(0, PADDED_ENTRIES)
+        relation = tl.load(relations + entry, mask=entry < ENTRIES, other=0)
+        value = tl.load(weights + relation - 1, mask=relation > 0, other=0.0).to(tl.float64) / unit
+        tl.store(table + entry, value.to(tl.float32), mask=entry < ENTRIES)
+    place = tl.program_id(0) * THREADS + tl.arange(0, THREADS)
+    x, y = place % width, place // width
+    total = tl.zeros((THREADS,), tl.float64)
+    for relation in range(number):
+        dy, dx = tl.load(offsets + 2 * relation), tl.load(offsets + 2 * relation + 1)
+        value = (tl.load(weights + relation).to(tl.float64) / unit).to(tl.float32).to(tl.float64)  # as in the table
+        after = (y + dy < height) & (x + dx >= 0) & (x + dx < width)
+        before = (y - dy >= 0) & (x - dx >= 0) & (x - dx < width)
+        total += value * (after.to(tl.float64) + before.to(tl.float64))
+    tl.store(degrees + place, total.to(tl.float32), mask=place < height * width)
+
+
+@triton.jit
 def add_flows(
     u,
     normals,

@@ -78,6 +78,28 @@ def _relation_sums(a: Tensor, p: Tensor, q: Tensor, rows: int, columns: int) -> 
     return partial.sum(0, dtype=torch.float64).to(p.dtype)
 
 
+def _unpack_weights(
+    weights: Tensor, relations: Tensor, offsets: Tensor, height: int, width: int, in_units: bool
+) -> tuple[Tensor, Tensor]:
+    """The table of some weights and its degrees, in float32; first divided by the unit of the weights if ``in_units``.
+
+    # shape: (R,), (2 rows + 3, 2 columns + 1), (R, 2) -> (2 rows + 3, 2 columns + 1), (H, W)
+    """
+    from wassersmooth.geometry.table_kernels import unpack_weights
+
+    number, entries = len(weights), relations.numel()
+    table = torch.empty(relations.shape, device=weights.device)
+    degrees = torch.empty(height, width, device=weights.device)
+    with torch.cuda.device_of(weights):  # type: ignore[no-untyped-call]
+        unpack_weights[(-(-height * width // THREADS),)](
+            *(weights.contiguous(), relations, offsets, table, degrees, number, height, width),
+            **{"ENTRIES": entries, "UNIT": in_units, "THREADS": THREADS},
+            **{"PADDED_NUMBER": 1 << (number - 1).bit_length(), "PADDED_ENTRIES": 1 << (entries - 1).bit_length()},
+            num_warps=THREADS // 32,
+        )
+    return table, degrees
+
+
 def _add_flows(u: Tensor, normals: Tensor, offsets: Tensor, weights: Tensor, so_far: Tensor | None = None) -> Tensor:
     """sum over the edges of some relations of sqrt(w_ij (u_i + u_j)/2) z_ij (e_i - e_j), added to a field.
 
@@ -101,6 +123,14 @@ add_flows = register("add_flows", _add_flows, lambda u, normals, offsets, weight
 apply = register("apply_table", _apply, lambda u, v, table, degrees, factor=None: torch.empty_like(v))
 carre_du_champ = register("carre_du_champ_table", _carre_du_champ, lambda p, q, table, degrees: torch.empty_like(q))
 quad = register("quad_table", _quad, lambda u, v, table, degrees: v.new_empty(v.shape[0]))
+unpack_weights = register(
+    "unpack_weights",
+    _unpack_weights,
+    lambda weights, relations, offsets, height, width, in_units: (
+        torch.empty(relations.shape, device=weights.device),
+        torch.empty(height, width, device=weights.device),
+    ),
+)
 relation_sums = register("relation_sums", _relation_sums, lambda a, p, q, rows, columns: p.new_empty(rows + 1, 2 * columns + 1))
 
 
@@ -134,6 +164,15 @@ def _plan(field: Tensor) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
 def _constants(table: Tensor) -> dict[str, Any]:
     rows, columns = (table.shape[0] - 3) // 2, table.shape[1] // 2
     return {"ROW_REACH": rows, "COLUMN_REACH": columns, "THREADS": THREADS, "num_warps": THREADS // 32}
+
+
+def table_and_degrees(graph: PixelGraph, weights: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    """As the kernels take them: of the graph's weights, in their unit, or of others, which are in that unit already."""
+    if weights is None and not graph.weights.requires_grad:
+        return graph.weight_table(like), graph.degrees(like)
+    given = graph.weights.detach().to(like.device) if weights is None else weights
+    table, degrees = unpack_weights(given, *graph.table_layout(like), graph.height, graph.width, weights is None)
+    return table, degrees
 
 
 def sample(graph: PixelGraph, u: Tensor, generator: torch.Generator | None) -> Tensor:
