@@ -26,7 +26,7 @@ def test_resnet20_has_the_published_number_of_parameters() -> None:
     assert sum(p.numel() for p in ResNet20(3, 10).parameters()) == 269_722
 
 
-@pytest.mark.parametrize("activation", ["softplus", "relu", "gelu"])
+@pytest.mark.parametrize("activation", ["softplus", "relu", "gelu", "silu"])
 @pytest.mark.parametrize(("name", "size"), [("resnet20", 32), ("small", 16), ("small", 28)])
 def test_scores_for_any_number_of_channels_and_classes(name: str, size: int, activation: str) -> None:
     model = made(name, channels=2, classes=7, activation=activation)
