@@ -99,9 +99,8 @@ class Attack:
 
     def __call__(self) -> None:
         done = all([work.attack() for work in _works(self, time.perf_counter())])
-        Console().line(
-            "all chosen networks are attacked" if done else "some chosen networks are not attacked: out of time or away"
-        )
+        left = "some chosen networks are not attacked: out of time, or trained elsewhere"
+        Console().line("all chosen networks are attacked" if done else left)
 
 
 def _works(command: Train | Attack, started: float) -> list[Work]:

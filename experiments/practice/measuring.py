@@ -57,10 +57,8 @@ def measured(model: nn.Module, data: Dataset, table: Table, scale: Scale) -> dic
         for name, perturb in perturbations(table, data.size).items():
             add(name, found.misclassified(name, perturb, most))
         kinds = [found.misclassified(f"{kind}_{SEVERITY}", _corrupted(kind), most) for kind in PARAMETERS]
-        row["errors"]["corruptions"], row["images"]["corruptions"] = (
-            _percent(torch.stack(kinds).double().mean(0)),
-            len(kinds[0]),
-        )
+        shares = torch.stack(kinds).double().mean(0)  # of the kinds in which an image is wrong
+        row["errors"]["corruptions"], row["images"]["corruptions"] = _percent(shares), len(shares)
         flips = [found.collect(f"flips_{axis}", _flips(inner, axis), most).mean() for axis in AXES]
         row["flips"] = round(float(torch.stack(flips).mean()), 4)
         held_out = _on(inner, data.validation)
