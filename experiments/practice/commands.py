@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from experiments import row_store
-from experiments.practice import page, stored_rows
+from experiments.practice import page, stored_rows, suggestions
 from experiments.practice.plans import FULL, SEEDS, SMALL, Scale, Setting, settings_of
 from experiments.practice.work import KEY, Work
 from wassersmooth.cli import Program
@@ -21,7 +21,7 @@ from wassersmooth.study.errors import StudyError
 from wassersmooth.study.tables import counted
 
 RESULTS = Path("results/practice")
-ROWS = "practice.json"
+ROWS, SUGGESTIONS = "practice.json", "suggestions.json"
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,26 @@ def _works(command: Train | Attack, started: float) -> list[Work]:
 
 
 @dataclass(frozen=True)
+class Suggest:
+    """Computes what suggest_eta gives for the networks of the frontier on CIFAR-10. On a CPU: some minutes.
+
+    python -m experiments.practice suggest
+    """
+
+    data_root: Path | None = None
+    """A folder with cifar10/; without it, as in wassersmooth train."""
+    output: Path = RESULTS
+    """The folder of the rows."""
+
+    def __call__(self) -> None:
+        durable.make_folder(self.output)
+        rows = suggestions.measure_on_cifar(self.data_root / "cifar10" if self.data_root else None)
+        with row_store.changing(self.output / SUGGESTIONS) as stored:
+            stored["rows"] = row_store.merged(stored["rows"], rows, ("family",))
+            Console().line(f"{self.output / SUGGESTIONS}: {counted(len(stored['rows']), 'row')}")
+
+
+@dataclass(frozen=True)
 class Merge:
     """Adds the rows that another machine has written.
 
@@ -160,12 +180,12 @@ class Render:
     def __call__(self) -> None:
         if not (self.results / ROWS).is_file():
             raise StudyError(f"render needs the rows of train; got {self.results}, without {ROWS}; run train first")
-        Console().line(f"page: {page.write_page(self.results, ROWS)}")
+        Console().line(f"page: {page.write_page(self.results, ROWS, SUGGESTIONS)}")
 
 
 PROGRAM = Program(
     "python -m experiments.practice",
     "What to train with on a network that people use, how strong, and what it costs.\n"
     "experiments/practice/README.md has the commands from the first network to the page.\n",
-    {"train": Train, "attack": Attack, "merge": Merge, "render": Render},
+    {"train": Train, "attack": Attack, "suggest": Suggest, "merge": Merge, "render": Render},
 )

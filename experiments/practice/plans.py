@@ -133,7 +133,7 @@ ON_DIGITS = {
 }
 ATTACKED = {"adversarial": (0.1, 0.03, 0.2), "pgd7": (0.1, 0.03, 0.2)}
 CIFAR = Training(epochs=30, batch_size=256, learning_rate=0.1, milestones=(18, 26), weight_decay=5e-4, checkpoint_every=30)
-SHORT = Training(epochs=40, batch_size=50, learning_rate=0.03, milestones=(24, 34), eta_ramp=8, checkpoint_every=40)
+SHORT = Training(epochs=40, batch_size=50, learning_rate=0.01, milestones=(24, 34), eta_ramp=8, checkpoint_every=40)
 
 # 44,800 training images are 175 batches of 256: a last batch of another size would be compiled as well.
 FULL = Scale(
@@ -159,7 +159,7 @@ FULL = Scale(
             *(Model(), SHORT, 0.03, 0.1, 1.0, 0.1, ON_DIGITS),
         ),
     },
-    images=(10_000, 1000),
+    images=(10_000, 500),
     validation=1000,
 )
 TINY = Training(epochs=1, batch_size=20, learning_rate=0.05, checkpoint_every=1)

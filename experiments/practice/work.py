@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from experiments import row_store
 from experiments.practice import measuring
@@ -158,14 +159,15 @@ class Work:
             stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
 
 
-def suggestion(family: str, loaded: Dataset, model: Model, seed: int, epsilon: float) -> float:
-    """The suggested strength for a network before training, with three digits."""
-    network = models.build_for(model, loaded, seed).to(loaded.train.images.device)
+def suggestion(family: str, loaded: Dataset, model: Model | nn.Module, seed: int, epsilon: float) -> float:
+    """The suggested strength with three digits, for a network before training, or for one that is given."""
+    network = model if isinstance(model, nn.Module) else models.build_for(model, loaded, seed)
     objective = Regularizer.parse(with_eta(family, 1.0)).objective(loaded.size, "double_backward")
     assert isinstance(objective, GradientPenalty)
     count = BATCH * BATCHES
     batches = zip(loaded.train.images[:count].split(BATCH), loaded.train.labels[:count].split(BATCH), strict=True)
-    return float(f"{suggest_eta(objective, network, list(batches), epsilon):.3g}")
+    eta = suggest_eta(objective, network.to(loaded.train.images.device), list(batches), epsilon)
+    return float(f"{eta:.3g}")
 
 
 def _allow_tf32(allowed: bool) -> None:
