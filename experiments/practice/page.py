@@ -85,10 +85,11 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -
 
 
 def _size(epsilon: float) -> str:
-    levels = epsilon * 255
-    if not levels:
+    """A strength or the size of an attack: in gray levels where it is no short number."""
+    short, levels = f"{epsilon:.3g}", epsilon * 255
+    if not epsilon:
         return DASH
-    return f"{round(levels)}/255" if abs(levels - round(levels)) < 1e-6 else f"{epsilon:g}"
+    return f"{round(levels)}/255" if float(short) != epsilon and abs(levels - round(levels)) < 1e-6 else short
 
 
 def _title(measure: str, table: Table) -> str:

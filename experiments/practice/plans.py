@@ -89,12 +89,7 @@ class Scale:
 def with_eta(family: str, eta: float) -> str:
     """``wasserstein:radius=8,mass=0.25`` with a strength."""
     kind, _, rest = family.partition(":")
-    return f"{kind}:eta={_written(eta)}{',' if rest else ''}{rest}"
-
-
-def _written(eta: float) -> str:
-    levels = eta * 255
-    return f"{round(levels)}/255" if abs(levels - round(levels)) < 1e-9 and levels < 64 else f"{eta:g}"
+    return str(Regularizer.parse(f"{kind}:eta={eta!r}{',' if rest else ''}{rest}"))
 
 
 def settings_of(name: str, scale: Scale, seeds: tuple[int, ...] = SEEDS) -> list[Setting]:

@@ -16,7 +16,7 @@ from wassersmooth.learning.objectives import GradientPenalty
 from wassersmooth.learning.wrappers import unwrap
 from wassersmooth.model_state import preserve_state
 
-EPSILON = 2 / 255
+EPSILON = 0.01
 BATCHES = 4
 
 
@@ -44,8 +44,9 @@ def suggest_eta(
         got = _checks.kind_of(objective)
         raise ValueError(f"objective must be a GradientPenalty, whose eta is suggested; got {got}; other strengths: sweep them")
     _model_checks.module(model)
-    epsilon = _checks.python_number(epsilon)
-    _checks.non_negative_number("epsilon", epsilon)
+    epsilon = _checks.non_negative_number("epsilon", epsilon)
+    if not epsilon:
+        raise ValueError("epsilon must be positive, the size of an attack; got 0; without attacks to withstand use ws.Plain()")
     batches = _checks.positive_integer("batches", batches)
     inner = without_compile(unwrap(model))
     device = _loaders.device_of(inner)
