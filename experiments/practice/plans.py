@@ -140,8 +140,8 @@ FULL = Scale(
         ),
         "cifar10-5000": Table(
             *("CIFAR-10 with 5,000 labels, ResNet-18 (SiLU), crops and flips, 100 epochs",),
-            Data(dataset="cifar10", train_images=6120, validation=1000 / 6120, augment=True),
-            *(SMOOTH, dataclasses.replace(CIFAR, epochs=100, milestones=(60, 85), checkpoint_every=100)),
+            Data(dataset="cifar10", train_images=6000, validation=1 / 6, augment=True),
+            *(SMOOTH, dataclasses.replace(CIFAR, batch_size=250, epochs=100, milestones=(60, 85), checkpoint_every=100)),
             *(2 * LEVEL, 8 * LEVEL, 0.5, 0.02, ON_CIFAR, True),
         ),
         "mnist-1000": Table(
