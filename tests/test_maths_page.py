@@ -439,9 +439,8 @@ def test_5_penalty_of_the_experiments() -> None:
 
 
 def test_5_suggested_strength() -> None:
-    stated(
-        "eta^p mean (g' L g)^(p/2) = mean (epsilon |g|_1)^p", "For `DualNorm` it is `epsilon sqrt(2N/pi)`, whatever the model."
-    )
+    stated("eta^p mean (g' L g)^(p/2) = mean (epsilon |g|_1)^p")
+    stated("For `DualNorm` it is `epsilon sqrt(2N/pi)`, whatever the model.")
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(PIXELS, 2)).double()
     x, labels = torch.tensor(np.stack([image(0), image(1)])).reshape(2, 1, HEIGHT, WIDTH).requires_grad_(), torch.tensor([0, 1])
     (g,) = torch.autograd.grad(torch.nn.functional.cross_entropy(model(x), labels, reduction="sum"), x)

@@ -32,10 +32,10 @@ def perturbations(table: Table, size: tuple[int, int]) -> dict[str, Perturbation
     """What is done to the images, by the name of the measure."""
     in_pixels = Wasserstein(PixelGraph.grid(*size, radius=2), scale="pixels")
     return {
-        "near": linf(table.near),
-        "far": linf(table.far),
-        "l2": PGD(table.l2, table.l2 / 5, 20, norm="l2", loss="margin"),
-        "wasserstein": WassersteinPGD(in_pixels, table.shift, 20, loss="margin", units="shift"),
+        "near": linf(table.sizes.near),
+        "far": linf(table.sizes.far),
+        "l2": PGD(table.sizes.l2, table.sizes.l2 / 5, 20, norm="l2", loss="margin"),
+        "wasserstein": WassersteinPGD(in_pixels, table.sizes.shift, 20, loss="margin", units="shift"),
         "elastic": lambda model, x, y, g: variations.elastic(x, 1.5, generator=g),
         "rotation": lambda model, x, y, g: variations.rotate(x, 15 * _between(x, g)),
     }
@@ -63,7 +63,7 @@ def measured(model: nn.Module, data: Dataset, table: Table, scale: Scale) -> dic
         row["flips"] = round(float(torch.stack(flips).mean()), 4)
         held_out = _on(inner, data.validation)
         errors = {"clean": _percent(held_out.misclassified("clean", _as_they_are))}
-        for name, epsilon in (("near", table.near), ("far", table.far)):
+        for name, epsilon in (("near", table.sizes.near), ("far", table.sizes.far)):
             errors[name] = _percent(held_out.misclassified(name, linf(epsilon), scale.validation))
     row["validation"] = {"errors": errors}
     row["test_sha256"] = hashlib.sha256(data.test.images.cpu().numpy().tobytes()).hexdigest()
@@ -75,7 +75,7 @@ def autoattacked(model: nn.Module, part: Part, table: Table, images: int) -> dic
     with isolated_model(model, part.images) as inner:
         inner.eval()
         found = _on(inner, part)
-        sizes = {"near": table.near, "far": table.far}
+        sizes = {"near": table.sizes.near, "far": table.sizes.far}
         return {AUTOATTACK[at]: _percent(found.misclassified(at, AutoAttack(size), images)) for at, size in sizes.items()}
 
 

@@ -93,7 +93,9 @@ def _size(epsilon: float) -> str:
 
 
 def _title(measure: str, table: Table) -> str:
-    return MEASURES[measure].format(near=_size(table.near), far=_size(table.far), l2=table.l2, shift=table.shift)
+    return MEASURES[measure].format(
+        near=_size(table.sizes.near), far=_size(table.sizes.far), l2=table.sizes.l2, shift=table.sizes.shift
+    )
 
 
 def _value(point: Point, measure: str) -> str:
@@ -195,7 +197,9 @@ def _pays(rows: Sequence[Row]) -> list[str]:
 
 
 def _suggestions(there: dict[str, list[Row]], suggested: Path) -> list[str]:
-    compared = [suggestions.trained(mine, FULL.tables[name].title, FULL.tables[name].near) for name, mine in there.items()]
+    compared = [
+        suggestions.trained(mine, FULL.tables[name].title, FULL.tables[name].sizes.near) for name, mine in there.items()
+    ]
     compared.append(suggestions.on_frontier(suggested) if suggested.is_file() else [])
     if not any(compared):
         return []
@@ -288,7 +292,7 @@ def _plot(tables: dict[str, list[Row]]) -> bytes:
         best_clean = min(float(point.mean("clean") or 0.0) for point in points)
         panel.set_xlim(0.8 * best_clean, 3.5 * best_clean)  # networks that a penalty has crushed are in the table
         panel.set_xlabel("clean error, %")
-        panel.set_ylabel(f"error under PGD-20 of {_size(FULL.tables[name].far)}, %")
+        panel.set_ylabel(f"error under PGD-20 of {_size(FULL.tables[name].sizes.far)}, %")
         panel.set_title(FULL.tables[name].title.partition(",")[0], fontsize=10)
         panel.legend(fontsize=7)
     drawing.suptitle("left and down is better; large dots: the most robust on validation images", fontsize=9)

@@ -14,13 +14,21 @@ ONE_SEED = ("pgd7",)  # too expensive for two, on CIFAR-10
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """How large attacks are: two of L-infinity, for the last two aims; of L2; and a Wasserstein shift in pixels."""
+
+    near: float
+    far: float
+    l2: float
+    shift: float
+
+
+@dataclass(frozen=True)
 class Table:
     """Networks of one recipe on one data set.
 
     Attributes:
-        near, far: sizes of L-infinity attacks, for the last two aims.
-        l2: the size of the L2 attack.
-        shift: the size of the Wasserstein attack in pixels.
+        sizes: of the attacks.
         autoattack: whether the chosen networks are attacked by AutoAttack too.
         families: regularizers with an empty eta, and the strengths that are tried, from the first to the last.
     """
@@ -29,10 +37,7 @@ class Table:
     data: Data
     model: Model
     recipe: Training
-    near: float
-    far: float
-    l2: float
-    shift: float
+    sizes: Sizes
     families: dict[str, tuple[float, ...]]
     autoattack: bool = False
 
@@ -110,9 +115,10 @@ def penalties(table: Table) -> list[str]:
 
 
 LEVEL = 1 / 255
+PHOTOS, INK = Sizes(2 * LEVEL, 8 * LEVEL, 0.5, 0.02), Sizes(0.03, 0.1, 1.0, 0.1)
 SMOOTH = Model(model="resnet18", activation="silu")
 # The middle strength first.
-ON_CIFAR = {
+ON_CIFAR: dict[str, tuple[float, ...]] = {
     "euclidean": (0.5, 0.17, 1.5),
     "dual-norm": (0.5, 0.17, 1.5),
     "wasserstein:radius=8,mass=0.25": (0.6, 0.2, 1.8),
@@ -120,13 +126,13 @@ ON_CIFAR = {
     "adversarial": (4 * LEVEL, 2 * LEVEL, 8 * LEVEL),
     "pgd7": (4 * LEVEL, 2 * LEVEL, 8 * LEVEL),
 }
-ON_DIGITS = {
+ON_DIGITS: dict[str, tuple[float, ...]] = {
     "euclidean": (0.7, 2.0, 0.25, 5.0),
     "wasserstein:radius=2,mass=0.05": (1.7, 5.0, 0.6),
     "dual-norm": (0.7, 2.0, 5.0),
     "deformation:smoothness=2": (1.7, 5.0, 0.6),
 }
-ATTACKED = {"adversarial": (0.1, 0.03, 0.2), "pgd7": (0.1, 0.03, 0.2)}
+ATTACKED: dict[str, tuple[float, ...]] = {"adversarial": (0.1, 0.03, 0.2), "pgd7": (0.1, 0.03, 0.2)}
 CIFAR = Training(epochs=30, batch_size=256, learning_rate=0.1, milestones=(18, 26), weight_decay=5e-4, checkpoint_every=30)
 SHORT = Training(epochs=40, batch_size=50, learning_rate=0.01, milestones=(24, 34), eta_ramp=8, checkpoint_every=40)
 
@@ -134,24 +140,38 @@ SHORT = Training(epochs=40, batch_size=50, learning_rate=0.01, milestones=(24, 3
 FULL = Scale(
     tables={
         "cifar10": Table(
-            *("CIFAR-10, ResNet-18 (11 M parameters, SiLU), crops and flips, 30 epochs",),
-            *(Data(dataset="cifar10", validation=5200 / 50_000, augment=True), SMOOTH, CIFAR),
-            *(2 * LEVEL, 8 * LEVEL, 0.5, 0.02, ON_CIFAR, True),
+            title="CIFAR-10, ResNet-18 (11 M parameters, SiLU), crops and flips, 30 epochs",
+            data=Data(dataset="cifar10", validation=5200 / 50_000, augment=True),
+            model=SMOOTH,
+            recipe=CIFAR,
+            sizes=PHOTOS,
+            families=ON_CIFAR,
+            autoattack=True,
         ),
         "cifar10-5000": Table(
-            *("CIFAR-10 with 5,000 labels, ResNet-18 (SiLU), crops and flips, 100 epochs",),
-            Data(dataset="cifar10", train_images=6000, validation=1 / 6, augment=True),
-            *(SMOOTH, dataclasses.replace(CIFAR, batch_size=250, epochs=100, milestones=(60, 85), checkpoint_every=100)),
-            *(2 * LEVEL, 8 * LEVEL, 0.5, 0.02, ON_CIFAR, True),
+            title="CIFAR-10 with 5,000 labels, ResNet-18 (SiLU), crops and flips, 100 epochs",
+            data=Data(dataset="cifar10", train_images=6000, validation=1 / 6, augment=True),
+            model=SMOOTH,
+            recipe=dataclasses.replace(CIFAR, batch_size=250, epochs=100, milestones=(60, 85), checkpoint_every=100),
+            sizes=PHOTOS,
+            families=ON_CIFAR,
+            autoattack=True,
         ),
         "mnist-1000": Table(
-            *("MNIST with 1,000 labels, a small network (softplus), 40 epochs",),
-            Data(dataset="mnist", train_images=2000, validation=0.5),
-            *(Model(), SHORT, 0.03, 0.1, 1.0, 0.1, ON_DIGITS | ATTACKED),
+            title="MNIST with 1,000 labels, a small network (softplus), 40 epochs",
+            data=Data(dataset="mnist", train_images=2000, validation=0.5),
+            model=Model(),
+            recipe=SHORT,
+            sizes=INK,
+            families=ON_DIGITS | ATTACKED,
         ),
         "digits": Table(
-            *("digits (1,147 labels), a small network (softplus), 40 epochs", Data(dataset="digits", validation=0.2)),
-            *(Model(), SHORT, 0.03, 0.1, 1.0, 0.1, ON_DIGITS),
+            title="digits, a small network (softplus), 40 epochs",
+            data=Data(dataset="digits", validation=0.2),
+            model=Model(),
+            recipe=SHORT,
+            sizes=INK,
+            families=ON_DIGITS,
         ),
     },
     images=(10_000, 500),

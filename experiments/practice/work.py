@@ -85,7 +85,7 @@ class Work:
         found = []
         for seed in seeds:
             for family in penalties(self.table):
-                for epsilon in (self.table.far, self.table.near):
+                for epsilon in (self.table.sizes.far, self.table.sizes.near):
                     eta = suggestion(family, self.loaded, self.table.model, seed, epsilon)
                     found.append(Setting(self.name, with_eta(family, eta), seed, epsilon))
         return found
@@ -165,8 +165,8 @@ def suggestion(family: str, loaded: Dataset, model: Model | nn.Module, seed: int
     objective = Regularizer.parse(with_eta(family, 1.0)).objective(loaded.size, "double_backward")
     assert isinstance(objective, GradientPenalty)
     count = BATCH * BATCHES
-    batches = zip(loaded.train.images[:count].split(BATCH), loaded.train.labels[:count].split(BATCH), strict=True)
-    eta = suggest_eta(objective, network.to(loaded.train.images.device), list(batches), epsilon)
+    batches = [torch.split(part[:count], BATCH) for part in (loaded.train.images, loaded.train.labels)]
+    eta = suggest_eta(objective, network.to(loaded.train.images.device), zip(*batches, strict=True), epsilon)
     return float(f"{eta:.3g}")
 
 

@@ -716,7 +716,8 @@ def _normalized(a: SimpleNamespace, result: Tensor, warned: bool) -> None:
 
 @law("ws.suggest_eta")
 def _suggest_eta(a: SimpleNamespace, result: float, warned: bool) -> None:
-    assert isinstance(result, float) and 0 < result < math.inf, f"a strength of {result!r}"
+    assert isinstance(result, float), f"a strength of type {type(result).__name__}"
+    assert 0 < result < math.inf, f"a strength of {result!r}"
     (images, labels), *_ = a.loader
     loss = a.objective.loss == "cross_entropy" and a.objective.of == "loss"
     alike = all(torch.equal(images, other) for other, _ in a.loader)

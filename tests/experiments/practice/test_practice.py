@@ -145,7 +145,7 @@ def test_train_attack_merge_and_render(
     assert main(["train", *flags, "--seeds", "0"], PROGRAM) == 0
     rows = stored_rows.read(tmp_path / "practice.json")
     assert [one["regularizer"] for one in rows if one["suggested_for"] is None] == ["euclidean:eta=0.7", "none"]
-    expected = {suggestion("euclidean", made_up(), tiny.model, 0, epsilon) for epsilon in (tiny.near, tiny.far)}
+    expected = {suggestion("euclidean", made_up(), tiny.model, 0, epsilon) for epsilon in (tiny.sizes.near, tiny.sizes.far)}
     assert {one["eta"] for one in rows if one["suggested_for"] is not None} == expected
     assert main(["train", *flags, "--seeds", "0"], PROGRAM) == 0  # nothing is left to do
     assert "all rows are there" in capsys.readouterr().out
