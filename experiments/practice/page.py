@@ -141,7 +141,7 @@ def _newcomer(name: str, rows: Sequence[Row]) -> list[str]:
         if best is not None:
             errors = (_value(best, measure) for measure in ("clean", "near", "far"))
             lines.append([AIM_TITLES[aim], best.family, *errors, _cost(best, plain), line_of(best, table)])
-    head = ["you want", "train with", "clean", near, far, "time of a plain epoch", "write"]
+    head = ["you want", "train with", "clean", near, far, "times a plain epoch", "write"]
     text = (
         f"{table.title}. Test errors in percent, mean over seeds ± half their range. Family and strength are the best on "
         "validation images, for each aim; the second is judged by the smaller attack. All families are below."
@@ -156,7 +156,7 @@ def _aims(name: str, rows: Sequence[Row]) -> list[str]:
     measures = [measure for measure in MEASURES if any(point.values(measure) for point in points)]
     found = []
     for aim in AIMS:
-        head = ["family", "eta", *(_title(measure, table) for measure in measures), "time of a plain epoch", "GiB"]
+        head = ["family", "eta", *(_title(measure, table) for measure in measures), "times a plain epoch", "GiB"]
         lines = []
         for family, members in families(points).items():
             point = chosen(members, plain, aim)
@@ -293,7 +293,7 @@ def _plot(tables: dict[str, list[Row]]) -> bytes:
         panel.set_xlim(0.8 * best_clean, 3.5 * best_clean)  # networks that a penalty has crushed are in the table
         panel.set_xlabel("clean error, %")
         panel.set_ylabel(f"error under PGD-20 of {_size(FULL.tables[name].sizes.far)}, %")
-        panel.set_title(FULL.tables[name].title.partition(",")[0], fontsize=10)
+        panel.set_title(FULL.tables[name].title.partition(", ")[0], fontsize=10)
         panel.legend(fontsize=7)
     drawing.suptitle("left and down is better; large dots: the most robust on validation images", fontsize=9)
     return figures.to_chart_png(drawing, 130)
