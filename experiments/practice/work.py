@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -138,8 +139,8 @@ class Work:
             _allow_tf32(False)  # attacks need small gradients, which lower precision rounds away
             row |= measuring.measured(run.load_model(self.loaded).to(self.device), self.loaded, self.table, self.scale)
             row["measuring_seconds"] = round(time.perf_counter() - trained, 3)
-        facts = provenance.describe(self.device)
-        row |= {"origin": provenance.origin(self.device), "command": " ".join(facts["command"]), "threads": facts["threads"]}
+        command = ["python -m experiments.practice", *map(provenance.without_password, sys.argv[1:])]
+        row |= {"origin": provenance.origin(self.device), "command": " ".join(command), "threads": torch.get_num_threads()}
         self._store(row)
         self.longest[kind] = max(self.longest.get(kind, 0.0), time.perf_counter() - started)
         errors = row.get("errors", {})
