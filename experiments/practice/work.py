@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import time
@@ -124,6 +125,7 @@ class Work:
         row |= {"epochs": config.training.epochs, "labels": len(self.loaded.train), "precision": self.precision}
         _allow_tf32(self.precision != "float32")
         if self.device.type == "cuda":
+            gc.collect()  # the step before holds a graph and its memory, which would count as this network's
             torch.cuda.reset_peak_memory_stats(self.device)
         with run.claimed():
             try:
