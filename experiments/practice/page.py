@@ -214,7 +214,8 @@ def _suggestions(there: dict[str, list[Row]], suggested: Path) -> list[str]:
     lines += _paragraph(
         "The rule was chosen with the frontier in view; MNIST and digits were trained afterwards, at strengths in",
         "factors of 2.5 to 3 that were set after a look at suggestions, so that ratios near 1 are partly their doing. The",
-        "strengths that the search tried are few, and (edge) says that it chose the first or last of them: a wider search may find a better one.",
+        "strengths that the search tried are few, and (edge) says that it chose the first or last of them: a wider search",
+        "may find a better one.",
     )
     for found in filter(None, compared):
         left_out = [one for one in found if one.outside]
