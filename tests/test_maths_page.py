@@ -438,6 +438,21 @@ def test_5_penalty_of_the_experiments() -> None:
     assert length == pytest.approx(math.sqrt(penalty), rel=1e-10)
 
 
+def test_5_suggested_strength() -> None:
+    stated("eta^p mean (g' L g)^(p/2) = mean (epsilon |g|_1)^p")
+    stated("For `DualNorm` it is `epsilon sqrt(2N/pi)`, whatever the model.")
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(PIXELS, 2)).double()
+    x, labels = torch.tensor(np.stack([image(0), image(1)])).reshape(2, 1, HEIGHT, WIDTH).requires_grad_(), torch.tensor([0, 1])
+    (g,) = torch.autograd.grad(torch.nn.functional.cross_entropy(model(x), labels, reduction="sum"), x)
+    matrices = [oracles.cometric_matrix(OMEGA, one.reshape(1, -1), scale="paper") for one in x.detach().numpy()]
+    squares = torch.stack([v.flatten() @ torch.tensor(m) @ v.flatten() for v, m in zip(g, matrices, strict=True)])
+    for p in (1, 2):
+        eta = ws.suggest_eta(ws.GradientPenalty(METRIC, 1.0, power=p), model, [(x.detach(), labels)], epsilon=0.1)
+        assert_matches(eta**p * (squares ** (p / 2)).mean(), (0.1 * g.abs().flatten(1).sum(1)).pow(p).mean(), 1e-9)
+        dual = ws.suggest_eta(ws.GradientPenalty(ws.DualNorm(), 1.0, power=p), model, [(x.detach(), labels)], epsilon=0.1)
+        assert dual == pytest.approx(0.1 * math.sqrt(2 * PIXELS / math.pi))
+
+
 def test_5_dual_norm_has_the_euclidean_scale_on_white_noise() -> None:
     """E|g|_1^2 = n^2 (2/pi) + n (1 - 2/pi) for n independent standard normals."""
     stated("(pi/2) |g|_1^2 / N", "its mean is `1 + (pi/2 - 1)/N` times that of `|g|_2^2`")

@@ -5,54 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import wassersmooth as ws
 from wassersmooth.study.data import Dataset
-from wassersmooth.study.models import ResNet20
-
-
-class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut, projected by a 1x1 convolution where the shape changes."""
-
-    def __init__(self, channels: int, out_channels: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, out_channels, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(out_channels)
-        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(out_channels)
-        same = channels == out_channels and stride == 1
-        self.shortcut: nn.Module = nn.Identity()
-        if not same:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(y + self.shortcut(x))
-
-
-class ResNet18(nn.Module):
-    """The customary ResNet-18 for 32x32 pixels: a 3x3 stem, 64 to 512 channels, 11.2 M parameters."""
-
-    def __init__(self, channels: int, classes: int, width: int = 64) -> None:
-        super().__init__()
-        widths = [width, width, 2 * width, 4 * width, 8 * width]
-        blocks = []
-        for stage in range(4):
-            before, after = widths[stage], widths[stage + 1]
-            blocks += [Block(before, after, 1 if stage == 0 else 2), Block(after, after, 1)]
-        self.conv = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
-        self.norm = nn.BatchNorm2d(width)
-        self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(8 * width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = self.blocks(F.relu(self.norm(self.conv(x))))
-        scores: Tensor = self.head(features.mean((2, 3)))
-        return scores
+from wassersmooth.study.models import ResNet18, ResNet20
 
 
 class MnistNet(nn.Module):
@@ -81,7 +38,7 @@ def build(network: str, data: Dataset, small: bool, seed: int) -> nn.Module:
         if network == "resnet20":
             inner = ResNet20(data.channels, data.classes, "relu", width=4 if small else 16)
         elif network == "resnet18":
-            inner = ResNet18(data.channels, data.classes, width=4 if small else 64)
+            inner = ResNet18(data.channels, data.classes, "relu", width=4 if small else 64)
         else:
             inner = MnistNet(data.channels, data.classes, width=4 if small else 32)
     return ws.Normalized(inner, *data.normalization())

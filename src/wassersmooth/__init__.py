@@ -21,6 +21,7 @@ from wassersmooth.learning.objectives import DirectionalPenalty as DirectionalPe
 from wassersmooth.learning.objectives import GradientPenalty as GradientPenalty
 from wassersmooth.learning.objectives import NoisyInputs as NoisyInputs
 from wassersmooth.learning.objectives import Plain as Plain
+from wassersmooth.learning.suggestion import suggest_eta as suggest_eta
 from wassersmooth.learning.tikhonov import Tikhonov as Tikhonov
 from wassersmooth.normalized import Normalized as Normalized
 from wassersmooth.robustness import attacks as attacks

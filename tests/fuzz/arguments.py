@@ -147,6 +147,13 @@ PLAIN: dict[str, tuple[str, ...]] = {
     "ws.PixelGraph.line.weight": ("'constant'", "'gaussian'", "lambda dx: 1 / (1 + dx)"),
     "ws.PixelGraph.volume.weight": ("'constant'", "'gaussian'", "lambda dz, dy, dx: 1 + abs(dz) + 2 * (dy * dx > 0)"),
     "ws.PixelGraph.volume.radius": ("1", "2"),
+    "ws.suggest_eta.objective": (
+        *("ws.GradientPenalty(ws.Euclidean(), 0.3)", "ws.GradientPenalty(ws.DualNorm(), 0.1, power=1)"),
+        "ws.GradientPenalty(ws.Wasserstein(ws.PixelGraph.grid(H, W, 1), mass=0.3), torch.tensor(0.2), power=1)",
+        "ws.GradientPenalty(ws.Wasserstein(ws.PixelGraph.grid(H, W, 1), mass=0.3), 0.0)",
+    ),
+    "ws.suggest_eta.epsilon": ("0.1", "8 / 255", "np.float64(0.25)"),
+    "loader": (f"[({IMAGES.format(1)}, torch.arange(B) % K)]", f"[({IMAGES.format(2)}, torch.arange(B) % K)] * 2"),
     "ws.Smoothed.seed": ("0", "7", "None", "np.int64(3)"),
     "ws.Wasserstein.reference": ("None", "'ones'", "torch.rand(C, H, W, generator=seeded(6))"),
     "pairs": (
@@ -246,6 +253,10 @@ ODD: dict[str, tuple[str, ...]] = {
     "images": (
         *("[(torch.rand(B, C, H, W).to(D), torch.arange(B) % K)]", "[torch.rand(B, C, H, W)]", "[None]", "iter(())"),
         *("[(torch.rand(B, C, H, W), torch.arange(B) % K), 3]", "[(torch.rand(B, C, H, W), torch.arange(B + 1))]"),
+    ),
+    "loader": (
+        *("[torch.rand(B, C, H, W)]", "[None]", "iter(())", "[(torch.rand(B, C, H, W).to(D), torch.arange(B + 1))]"),
+        *("[(torch.zeros(B, C, H, W).to(D), torch.arange(B) % K)]", "torch.rand(2, B, C, H, W)", "'images'"),
     ),
     "f": (
         "lambda x: 1.0",

@@ -44,6 +44,7 @@ RESTORING = (
     "certificates.",
     "ws.evaluate",
     "ws.doctor",
+    "ws.suggest_eta",
     "report.",
     "ws.variations.label_flips",
     "ws.transport.",

@@ -13,6 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -721,6 +722,22 @@ def _normalized(a: SimpleNamespace, result: Tensor, warned: bool) -> None:
     if isinstance(result, Tensor) and result.numel() and tame(a, a.images) and float(std.min()) > 1e-6:
         expected = copy.deepcopy(a.model).double()((a.images.double() - mean) / std)
         close(result, expected, 1.0 + float(expected.abs().max()) / float(std.min()), by=10)
+
+
+@law("ws.suggest_eta")
+def _suggest_eta(a: SimpleNamespace, result: float, warned: bool) -> None:
+    assert isinstance(result, float), f"a strength of type {type(result).__name__}"
+    assert 0 < result < math.inf, f"a strength of {result!r}"
+    (images, labels), *_ = a.loader
+    loss = a.objective.loss == "cross_entropy" and a.objective.of == "loss"
+    alike = all(torch.equal(images, other) for other, _ in a.loader)
+    if not loss or not alike or not tame(a, images) or isinstance(a.objective.engine, ws.engines.FiniteDifference):
+        return
+    model, epsilon = copy.deepcopy(a.model).double(), float(getattr(a, "epsilon", 0.01))
+    found = expected_terms(replace(a.objective, eta=result), model, images, labels)[1]
+    x = images.detach().double().requires_grad_()
+    (g,) = torch.autograd.grad(F.cross_entropy(model(x), labels, reduction="sum"), x)
+    close(float(found.detach()), (epsilon * g.abs().flatten(1).sum(1)).pow(a.objective.power).mean(), by=1e5)
 
 
 @law("ws.doctor")

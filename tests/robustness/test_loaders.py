@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.robustness.small_models import digits, trained
-from wassersmooth.robustness import loaders
+from wassersmooth import _loaders as loaders
 from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD
 from wassersmooth.robustness.evaluation import evaluate
 from wassersmooth.robustness.measurement import Measurement

@@ -26,7 +26,14 @@ def test_resnet20_has_the_published_number_of_parameters() -> None:
     assert sum(p.numel() for p in ResNet20(3, 10).parameters()) == 269_722
 
 
-@pytest.mark.parametrize("activation", ["softplus", "relu", "gelu"])
+def test_resnet18_has_the_customary_number_of_parameters_and_its_scores() -> None:
+    model = made("resnet18", activation="silu")
+    assert sum(p.numel() for p in model.parameters()) == 11_173_962
+    assert model.eval()(torch.rand(1, 3, 8, 8)).shape == (1, 10)
+    assert any(isinstance(module, nn.SiLU) for module in model.modules())
+
+
+@pytest.mark.parametrize("activation", ["softplus", "relu", "gelu", "silu"])
 @pytest.mark.parametrize(("name", "size"), [("resnet20", 32), ("small", 16), ("small", 28)])
 def test_scores_for_any_number_of_channels_and_classes(name: str, size: int, activation: str) -> None:
     model = made(name, channels=2, classes=7, activation=activation)
@@ -68,7 +75,7 @@ def test_a_user_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     sys.modules.pop("my_networks")
 
 
-@pytest.mark.parametrize("name", ["resnet18", "no_such_module:net", "json:no_such_function", ":", "timm:"])
+@pytest.mark.parametrize("name", ["resnet34", "no_such_module:net", "json:no_such_function", ":", "timm:"])
 def test_an_unknown_model_is_one_line_with_the_remedy(name: str) -> None:
     with pytest.raises(StudyError, match=r"module:factory|timm") as caught:
         made(name)

@@ -9,10 +9,10 @@ from dataclasses import fields
 import torch
 from torch import Tensor, nn
 
-from wassersmooth import _checks, _model_checks
+from wassersmooth import _checks, _loaders, _model_checks
 from wassersmooth.model_state import call_model
 from wassersmooth.normalized import find_units
-from wassersmooth.robustness import loaders, suites
+from wassersmooth.robustness import suites
 from wassersmooth.robustness.attack_base import Attack
 from wassersmooth.robustness.autoattack import AutoAttack
 from wassersmooth.robustness.determinism import RANDOM, check_determinism
@@ -121,8 +121,8 @@ def _gathered(model: nn.Module, images: object, labels: object, max_images: int 
         )
     if hasattr(images, "__array__"):
         _checks.batch("images", images)  # refuses a NumPy array with the remedy
-    _checks.float64_on(loaders.device_of(model), "evaluate")
-    return *loaders.gather(images, max_images), loaders.device_of(model)
+    _checks.float64_on(_loaders.device_of(model), "evaluate")
+    return *_loaders.gather(images, max_images), _loaders.device_of(model)
 
 
 def _ask_once(model: nn.Module, images: Tensor) -> int | None:

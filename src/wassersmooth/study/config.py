@@ -55,9 +55,9 @@ class Model:
     """The network."""
 
     model: str = "small"
-    """small, resnet20, timm:NAME, or module:factory, called as factory(channels=..., classes=...)."""
-    activation: Literal["softplus", "relu", "gelu"] = "softplus"
-    """The activation of small and resnet20. Penalties differentiate twice, which suits smooth activations."""
+    """small, resnet20, resnet18, timm:NAME, or module:factory, called as factory(channels=..., classes=...)."""
+    activation: Literal["softplus", "relu", "gelu", "silu"] = "softplus"
+    """The activation of small, resnet20 and resnet18. Penalties differentiate twice, which suits smooth activations."""
     normalize: bool = True
     """Normalize images inside the model, by mean and standard deviation of the training images. Without it, the network takes
     images in [0, 1] as they are."""

@@ -1,4 +1,4 @@
-"""Networks by name: the paper's ResNet-20, a small one for digits, timm models and user factories."""
+"""Networks by name: the paper's ResNet-20, ResNet-18, a small one for digits, timm models and user factories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ from wassersmooth.study.errors import StudyError, did_you_mean
 from wassersmooth.study.hf_models import HF, hf_network, import_package
 
 WITHOUT_CODE = ("timm:", HF)  # names of models that run no code but that of an installed package
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"softplus": nn.Softplus, "relu": nn.ReLU, "gelu": nn.GELU}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "softplus": nn.Softplus,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+}
 
 
 class BasicBlock(nn.Module):
@@ -61,6 +66,50 @@ class ResNet20(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):  # the head keeps torch's default, smaller: softplus features are far from zero
                 nn.init.kaiming_normal_(module.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.blocks(self.activation(self.norm(self.conv(x))))
+        scores: Tensor = self.head(features.mean((2, 3)))
+        return scores
+
+
+class ProjectedBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut, projected by a 1x1 convolution where the shape changes (option B)."""
+
+    def __init__(self, channels: int, out_channels: int, stride: int, activation: str) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out_channels, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(out_channels)
+        self.activation = ACTIVATIONS[activation]()
+        self.shortcut: nn.Module = nn.Identity()
+        if channels != out_channels or stride != 1:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(self.activation(self.norm1(self.conv1(x)))))
+        result: Tensor = self.activation(y + self.shortcut(x))
+        return result
+
+
+class ResNet18(nn.Module):
+    """The customary ResNet-18 for 32x32 pixels: a 3x3 stem, 64 to 512 channels, 11.2 M parameters; `width` is the 64."""
+
+    def __init__(self, channels: int, classes: int, activation: str = "softplus", width: int = 64) -> None:
+        super().__init__()
+        widths = [width, width, 2 * width, 4 * width, 8 * width]
+        blocks = []
+        for stage, (before, after) in enumerate(itertools.pairwise(widths)):
+            stride = 1 if stage == 0 else 2
+            blocks += [ProjectedBlock(before, after, stride, activation), ProjectedBlock(after, after, 1, activation)]
+        self.conv = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.activation = ACTIVATIONS[activation]()
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(8 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.blocks(self.activation(self.norm(self.conv(x))))
@@ -182,14 +231,16 @@ def _network(config: Model, channels: int, classes: int) -> nn.Module:
         return SmallNet(channels, classes, config.activation)
     if config.model == "resnet20":
         return ResNet20(channels, classes, config.activation)
+    if config.model == "resnet18":
+        return ResNet18(channels, classes, config.activation)
     if config.model.startswith("timm:"):
         return _timm(config.model.removeprefix("timm:"), channels, classes)
     if config.model.startswith(HF):
         return hf_network(config.model)
     if names_code(config):
         return _from_factory(config.model, channels, classes)
-    near = did_you_mean(config.model, ("small", "resnet20"))
-    known = "model must be small, resnet20, timm:NAME, hf:FOLDER or module:factory"
+    near = did_you_mean(config.model, ("small", "resnet20", "resnet18"))
+    known = "model must be small, resnet20, resnet18, timm:NAME, hf:FOLDER or module:factory"
     raise StudyError(f"{known}; got {config.model!r}{near and '; ' + near}")
 
 

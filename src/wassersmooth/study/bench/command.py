@@ -79,7 +79,7 @@ class Bench:
     config: Path | None = None
     """A TOML file that overrides the preset."""
     model: str | None = None
-    """small, resnet20, timm:NAME or module:factory, in place of the preset's."""
+    """small, resnet20, resnet18, timm:NAME or module:factory, in place of the preset's."""
     batch_size: int | None = None
     """Images per step, in place of the preset's."""
     cases: tuple[Case, ...] = CASES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -19,18 +19,14 @@ def gather(loader: object, max_images: int | None) -> tuple[Tensor, Tensor]:
 
     # shape: (B, C, H, W) and (B,)
     """
-    if isinstance(loader, (str, bytes, Mapping)) or not isinstance(loader, Iterable):
-        raise ValueError(
-            "images must be a tensor (B, C, H, W), or an iterable of batches (images, labels) such as a DataLoader; "
-            f"got {type(loader).__name__}"
-        )
     images: list[Tensor] = []
     labels: list[Tensor] = []
     count, bytes_held = 0, 0
     state = RandomState(torch.device("cpu"))  # a shuffling loader draws from it
     try:
-        for number, batch in enumerate(loader, 1):
-            x, y = _checked(batch, number, images[0] if images else None)
+        for x, y in pairs(loader, "images must be a tensor (B, C, H, W), or"):
+            _check(x, y, len(images) + 1, images[0] if images else None)
+            x, y = x.detach(), y.detach()
             if max_images is not None:
                 x, y = x[: max_images - count], y[: max_images - count]
             images.append(x.cpu())
@@ -46,11 +42,35 @@ def gather(loader: object, max_images: int | None) -> tuple[Tensor, Tensor]:
                 )
     finally:
         state.restore()
-    if not images:
+    return torch.cat(images), torch.cat(labels)
+
+
+def pairs(loader: object, expected: str = "loader must be") -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches (images, labels) of a loader, at least one, as they come; their values are not checked.
+
+    Arguments:
+        expected: how the error about something else than a loader begins.
+    """
+    if isinstance(loader, (str, bytes, Mapping, Tensor)) or not isinstance(loader, Iterable):
+        raise ValueError(
+            f"{expected} an iterable of batches (images, labels) such as a DataLoader; got {type(loader).__name__}"
+        )
+    number = 0
+    for number, batch in enumerate(loader, 1):
+        pair = batch if isinstance(batch, Sequence) and not isinstance(batch, Tensor) and len(batch) == 2 else None
+        if pair is None or not all(isinstance(part, Tensor) for part in pair) or pair[0].dim() < 2:
+            got = (
+                f"{type(batch).__name__} of {', '.join(type(part).__name__ for part in pair)}" if pair else type(batch).__name__
+            )
+            raise ValueError(
+                f"a loader must give batches (images, labels) of tensors; got {got} as batch {number}; a data set is wrapped "
+                "in torch.utils.data.DataLoader(dataset, batch_size=128)"
+            )
+        yield pair[0], pair[1]
+    if not number:
         raise ValueError(
             "the loader must have at least one batch (images, labels); got none; a generator can be used only once"
         )
-    return torch.cat(images), torch.cat(labels)
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -59,15 +79,7 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def _checked(batch: object, number: int, first: Tensor | None) -> tuple[Tensor, Tensor]:
-    pair = batch if isinstance(batch, Sequence) and not isinstance(batch, Tensor) and len(batch) == 2 else None
-    if pair is None or not all(isinstance(part, Tensor) for part in pair) or pair[0].dim() < 2:
-        got = f"{type(batch).__name__} of {', '.join(type(part).__name__ for part in pair)}" if pair else type(batch).__name__
-        raise ValueError(
-            f"a loader must give batches (images, labels) of tensors; got {got} as batch {number}; a data set is wrapped in "
-            "torch.utils.data.DataLoader(dataset, batch_size=128)"
-        )
-    images, labels = pair
+def _check(images: Tensor, labels: Tensor, number: int, first: Tensor | None) -> None:
     where = f"images of the loader's batch {number}"
     _checks.batch(where, images)
     _model_checks.class_labels(labels, images)
@@ -77,4 +89,3 @@ def _checked(batch: object, number: int, first: Tensor | None) -> tuple[Tensor, 
             f"{where} must be like those of the first, {tuple(first.shape[1:])} of {first.dtype}; "
             f"got {tuple(images.shape[1:])} of {images.dtype}; resize and convert them in the loader"
         )
-    return images.detach(), labels.detach()

@@ -1,0 +1,177 @@
+"""Training and measuring the networks of a plan, one after the other, until the time is over."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments import row_store
+from experiments.practice import measuring
+from experiments.practice.choosing import chosen_rows
+from experiments.practice.plans import Scale, Setting, penalties, with_eta
+from experiments.row_store import Row
+from wassersmooth.learning.objectives import GradientPenalty
+from wassersmooth.learning.suggestion import BATCHES, suggest_eta
+from wassersmooth.study import acceleration, data, models, provenance
+from wassersmooth.study.config import Machine, Model
+from wassersmooth.study.console import Console
+from wassersmooth.study.data import Dataset
+from wassersmooth.study.distributed import World
+from wassersmooth.study.errors import DivergedError
+from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.runs import Run
+from wassersmooth.study.training import training
+
+KEY = ("table", "regularizer", "seed", "suggested_for")
+BATCH = 128  # images of a batch for a suggestion
+
+
+class Work:
+    """Networks of one table that are not in the file of rows yet.
+
+    Arguments:
+        folder: of the data set.
+        rows: the file.
+        runs: the folder of trained networks, from which AutoAttack takes them.
+        deadline: in seconds of ``time.perf_counter``; no network is begun that would not be finished by then.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        scale: Scale,
+        folder: Path | None,
+        rows: Path,
+        runs: Path,
+        device: torch.device,
+        precision: str,
+        deadline: float,
+    ) -> None:
+        self.name, self.table, self.scale, self.folder = table, scale.tables[table], scale, folder
+        self.rows, self.runs, self.device, self.precision, self.deadline = rows, runs, device, precision, deadline
+        self.console = Console()
+        self.longest: dict[str, float] = {}  # seconds that a network of a family has taken
+        self._loaded: Dataset | None = None
+
+    @property
+    def loaded(self) -> Dataset:
+        if self._loaded is None:
+            config = Setting(self.name, "none", 0).config(self.scale, self.folder, self.precision)
+            self._loaded = data.load(config.data, self.scale.images[0] if self.name != "digits" else None).to(self.device)
+        return self._loaded
+
+    def stored(self) -> list[Row]:
+        return [row for row in row_store.read(self.rows)["rows"] if row["table"] == self.name]
+
+    def train(self, settings: Sequence[Setting]) -> bool:
+        """Train and measure what is not there yet; whether all rows are there now."""
+        done = True
+        for setting in settings:
+            known = {row_store.key_of(row, KEY) for row in self.stored()}  # again: another process may add rows
+            if row_store.key_of(setting.key, KEY) in known:
+                continue
+            done = self._one(setting) and done
+        return done
+
+    def suggested(self, seeds: Iterable[int]) -> list[Setting]:
+        """What ``suggest_eta`` would have trained, for both attacks, from the network before training."""
+        found = []
+        for seed in seeds:
+            for family in penalties(self.table):
+                for epsilon in (self.table.sizes.far, self.table.sizes.near):
+                    eta = suggestion(family, self.loaded, self.table.model, seed, epsilon)
+                    found.append(Setting(self.name, with_eta(family, eta), seed, epsilon))
+        return found
+
+    def attack(self) -> bool:
+        """Run AutoAttack on the chosen networks that lie here; whether all that are chosen have been attacked."""
+        todo = [row for row in chosen_rows(self.stored()) if measuring.AUTOATTACK["far"] not in row["errors"]]
+        took, left = 0.0, len(todo)
+        for row in todo if self.table.autoattack else []:
+            setting = Setting(self.name, row["regularizer"], row["seed"])
+            run = Run.of(self.runs / self.name, setting.config(self.scale, self.folder, self.precision))
+            if not run.finished or time.perf_counter() + took > self.deadline:
+                continue
+            started = time.perf_counter()
+            _allow_tf32(False)  # attacks need small gradients, which lower precision rounds away
+            model = run.load_model(self.loaded).to(self.device)
+            errors = measuring.autoattacked(model, self.loaded.test, self.table, self.scale.autoattack)
+            took = max(took, time.perf_counter() - started)
+            row["errors"] |= errors
+            row["images"] |= dict.fromkeys(errors, self.scale.autoattack)
+            row["autoattack_seconds"] = round(time.perf_counter() - started, 3)
+            self._store(row)
+            left -= 1
+            self.console.line(f"{self.name}, {setting.regularizer}, seed {setting.seed}: {errors}")
+        return not left
+
+    def _one(self, setting: Setting) -> bool:
+        started, kind = time.perf_counter(), setting.point.kind
+        if started + self.longest.get(kind, max(self.longest.values(), default=0.0)) > self.deadline:
+            return False
+        config = setting.config(self.scale, self.folder, self.precision)
+        run = Run.of(self.runs / self.name, config)
+        point = config.regularizer
+        row: Row = {**setting.key, "family": setting.family, "kind": point.kind, "eta": point.eta}
+        row |= {"epochs": config.training.epochs, "labels": len(self.loaded.train), "precision": self.precision}
+        _allow_tf32(self.precision != "float32")
+        if self.device.type == "cuda":
+            gc.collect()  # the step before holds a graph and its memory, which would count as this network's
+            torch.cuda.reset_peak_memory_stats(self.device)
+        with run.claimed():
+            try:
+                for _ in () if run.finished else training(run, self.loaded, World(self.device), self.console):
+                    if time.perf_counter() > self.deadline:
+                        return False
+            except DivergedError as error:
+                self.console.line(f"{setting.regularizer}, seed {setting.seed}: {error}")
+                row["diverged"] = True
+        if not row.get("diverged"):
+            trained = time.perf_counter()
+            row |= self._cost(run, trained - started)
+            _allow_tf32(False)  # attacks need small gradients, which lower precision rounds away
+            row |= measuring.measured(run.load_model(self.loaded).to(self.device), self.loaded, self.table, self.scale)
+            row["measuring_seconds"] = round(time.perf_counter() - trained, 3)
+        command = ["python -m experiments.practice", *map(provenance.without_password, sys.argv[1:])]
+        row |= {"origin": provenance.origin(self.device), "command": " ".join(command), "threads": torch.get_num_threads()}
+        self._store(row)
+        self.longest[kind] = max(self.longest.get(kind, 0.0), time.perf_counter() - started)
+        errors = row.get("errors", {})
+        said = ", ".join(f"{name} {errors[name]:.1f} %" for name in ("clean", "near", "far") if name in errors) or "diverged"
+        self.console.line(f"{self.name}, {setting.regularizer}, seed {setting.seed}: {said}")
+        return True
+
+    def _cost(self, run: Run, seconds: float) -> dict[str, Any]:
+        """Of the fastest epoch, which neither prepared the step nor waited for another process."""
+        epochs = [float(line["seconds"]) for line in run.metrics()]
+        on_gpu = self.device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else None
+        return {"training_seconds": round(seconds, 3), "epoch_seconds": min(epochs, default=math.nan), "peak_bytes": peak}
+
+    def _store(self, row: Row) -> None:
+        with row_store.changing(self.rows) as stored:
+            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+
+
+def suggestion(family: str, loaded: Dataset, model: Model | nn.Module, seed: int, epsilon: float) -> float:
+    """The suggested strength with three digits, for a network before training, or for one that is given."""
+    network = model if isinstance(model, nn.Module) else models.build_for(model, loaded, seed)
+    objective = Regularizer.parse(with_eta(family, 1.0)).objective(loaded.size, "double_backward")
+    assert isinstance(objective, GradientPenalty)
+    count = BATCH * BATCHES
+    batches = [torch.split(part[:count], BATCH) for part in (loaded.train.images, loaded.train.labels)]
+    eta = suggest_eta(objective, network.to(loaded.train.images.device), zip(*batches, strict=True), epsilon)
+    return float(f"{eta:.3g}")
+
+
+def _allow_tf32(allowed: bool) -> None:
+    acceleration.apply_settings(Machine(precision="tf32" if allowed else "float32"))
