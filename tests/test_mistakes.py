@@ -393,8 +393,9 @@ def test_every_way_in_which_torch_says_that_a_layer_does_not_fit() -> None:
         ws.GradientPenalty(ws.Euclidean(), 0.1)(single, torch.rand(2, 2, 2), torch.zeros(2, dtype=torch.int64))
 
 
-def test_one_image_without_its_batch_for_a_model_with_group_norm() -> None:
+@pytest.mark.parametrize("pixels", [(2, 2), (3, 2)])
+def test_one_image_without_its_batch_for_a_model_with_group_norm(pixels: tuple[int, int]) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 3))
     objective = ws.GradientObjective(lambda g, inputs, labels, outputs: g.flatten(1).square().sum(1))
-    with pytest.raises(ValueError, match=r"^the model cannot process images of 2 x 2 \(.*; convert them to the channels"):
-        objective(model, torch.rand(3, 2, 2), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"^the model cannot process images of \d x \d \(.*; convert them to the channels"):
+        objective(model, torch.rand(3, *pixels), torch.zeros(3, dtype=torch.int64))

@@ -20,7 +20,7 @@ SHAPE_MISMATCH = re.compile(
     r"|Kernel size can't be greater|Calculated padded input size|Output size is too small|[Pp]adding size should be"
     r"|must match the size|running_mean should contain|num_channels|is invalid for input of size|more than 1 spatial element"
     r"|must match the existing size|Dimension out of range|Expected size for first two dimensions"
-    r"|equal to the number of channels in input"
+    r"|equal to the number of channels in input|divisible by num_groups"
 )
 
 

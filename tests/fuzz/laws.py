@@ -570,7 +570,7 @@ def expected_terms(objective: Any, model: nn.Module, images: Tensor, labels: Ten
 
 def _margin(outputs: Tensor, labels: Tensor) -> Tensor:
     """The log-odds against the label, from the probabilities of the softmax."""
-    chosen = labels.argmax(1) if labels.is_floating_point() else labels
+    chosen = labels.argmax(1) if labels.is_floating_point() else labels.clone()  # autograd keeps no inference tensors
     log_p = outputs.log_softmax(1)
     wrong = torch.ones_like(outputs).scatter(1, chosen[:, None], 0.0).log()
     return (log_p + wrong).logsumexp(1) - log_p.gather(1, chosen[:, None])[:, 0]

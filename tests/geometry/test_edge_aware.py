@@ -139,6 +139,8 @@ def test_refusals() -> None:
             ws.Wasserstein(ws.PixelGraph.grid(3, 5, 2, features=wrong)).cometric(x)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="features must"):
         ws.Wasserstein(ws.PixelGraph.grid(3, 5, 2, features=lambda images: images / 0)).cometric(x * 0)
+    with pytest.raises(ValueError, match=r"^features must take images of shape .*; its call failed \(.*; give a function"):
+        ws.Wasserstein(ws.PixelGraph.grid(3, 5, 2, features=torch.nn.Linear(2, 2))).cometric(x)
     for options in ({"scale": "pixels"}, {"reference": "ones"}, {"channels": "joined"}):
         with pytest.raises(ValueError, match="needs the same weights for all images"):
             ws.Wasserstein(graph, **options)  # type: ignore[arg-type]

@@ -37,8 +37,14 @@ class EdgeAwareGraph(PixelGraph):
     def of(cls, base: PixelGraph, x: Tensor) -> EdgeAwareGraph:
         """The graph of a batch of images. # shape: (B, C, *shape)"""
         assert base.features is not None
-        with torch.no_grad():
-            found = base.features(x.detach())
+        try:
+            with torch.no_grad():
+                found: object = base.features(x.detach())
+        except RuntimeError as error:  # torch's message about shapes or dtypes does not say which function is meant
+            raise ValueError(
+                f"features must take images of shape {tuple(x.shape)} and {x.dtype}; its call failed "
+                f"({_checks.first_line(error)}); give a function that does"
+            ) from error
         if (
             not isinstance(found, Tensor)
             or not found.is_floating_point()
