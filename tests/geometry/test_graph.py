@@ -336,3 +336,10 @@ def test_a_weight_that_is_not_a_number_is_the_one_that_the_error_shows() -> None
     for bad in (float("inf"), float("nan"), -2.0, 0.0):
         with pytest.raises(ValueError, match=rf"weight must be positive and finite; got {bad:g};"):
             ws.PixelGraph.grid(2, 3, 1, weight=lambda dy, dx, bad=bad: bad if dx < 0 else 1.0)
+
+
+def test_a_weight_function_that_fails_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"^weight must be a function \(dx\) -> float of whole numbers; got Linear, whose call failed"
+    ):
+        ws.PixelGraph.line(4, weight=torch.nn.Linear(2, 2))

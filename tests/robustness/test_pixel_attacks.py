@@ -621,3 +621,12 @@ def test_a_subclass_may_have_a_step_rule(seeded):
 def test_square_in_l2_is_shown_as_such():
     assert repr(Square(0.5, norm="l2")) == "Square(epsilon=0.5, queries=1000, start_share=0.8, norm='l2')"
     assert Square(8, norm="l2").epsilon == 8
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_ball_of_radius_zero_is_its_center(norm):
+    images = torch.rand(2, 1, 2, 2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    nn.init.zeros_(model[1].weight)  # no gradient: the images do not move at all
+    attacked = PGD(0.0, 0.5, 2, norm=norm)(model, images, torch.tensor([0, 1]))
+    assert torch.equal(attacked, images)

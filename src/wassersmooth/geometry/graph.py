@@ -600,7 +600,14 @@ def _relation_weights(
             f"got {_checks.kind_of(weight)}; {', '.join(map(repr, NAMED_WEIGHTS))} are names"
         )
     _checks.function("weight", function, signature, len(offsets[0]))
-    weights = torch.tensor([_number(function(*offset)) for offset in offsets], dtype=torch.float64)
+    try:
+        found = [_number(function(*offset)) for offset in offsets]
+    except (TypeError, RuntimeError) as error:  # a module, for example, is called with tensors
+        raise ValueError(
+            f"weight must be a function {signature} of whole numbers; got {_checks.kind_of(weight)}, whose call failed "
+            f"({_checks.first_line(error)}); give such a one"
+        ) from error
+    weights = torch.tensor(found, dtype=torch.float64)
     _checks.weights(weights, len(offsets))
     return weights, name
 

@@ -45,7 +45,7 @@ def project(x: Tensor, center: Tensor, epsilon: float, norm: Norm) -> Tensor:
         return x.clamp(center - epsilon, center + epsilon).clamp_(0, 1)
     change = x - center
     size = per_image(length(change, "l2"), x)
-    return (center + change * (epsilon / size).clamp_(max=1)).clamp_(0, 1)
+    return (center + change * (epsilon / size.masked_fill(size == 0, 1)).clamp_(max=1)).clamp_(0, 1)
 
 
 def random_point(center: Tensor, epsilon: float, norm: Norm, generator: torch.Generator | None) -> Tensor:
