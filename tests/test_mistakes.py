@@ -399,3 +399,9 @@ def test_one_image_without_its_batch_for_a_model_with_group_norm(pixels: tuple[i
     objective = ws.GradientObjective(lambda g, inputs, labels, outputs: g.flatten(1).square().sum(1))
     with pytest.raises(ValueError, match=r"^the model cannot process images of \d x \d \(.*; convert them to the channels"):
         objective(model, torch.rand(3, *pixels), torch.zeros(3, dtype=torch.int64))
+
+
+def test_labels_that_a_loss_of_ones_own_has_no_class_for() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"^the loss cannot take outputs .*out of bounds.*; pass labels that it takes"):
+        ws.Plain(nn.CrossEntropyLoss(reduction="none"))(model, torch.rand(1, 1, 2, 2), torch.tensor([2]))

@@ -82,7 +82,7 @@ def evaluate(loss: Callable[..., Tensor], outputs: Tensor, labels: Any, *further
         losses = loss(outputs, labels, *further)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # torch's message about shapes or dtypes does not say that the loss is meant
+    except (RuntimeError, IndexError) as error:  # torch's message about shapes, dtypes or classes does not name the loss
         kind = f"{labels.dtype} of {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
         raise ValueError(
             f"the loss cannot take outputs {outputs.dtype} of {tuple(outputs.shape)} and labels {kind} "
