@@ -205,6 +205,22 @@ def test_all_convolutions_are_found() -> None:
     assert ours.replace_convolutions(graph, anywhere=True) == 0
 
 
+def test_kernels_are_launched_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, _ = step()
+    ours.replace_convolutions(graph, anywhere=True)
+    launched: list[str] = []
+
+    def launch(kernel: Any, like: Any) -> None:
+        launched.append(str(kernel))
+        raise RuntimeError("is reported by the step itself")
+
+    monkeypatch.setattr(ours, "_launch_once", launch)
+    with ours.kernels_made_meanwhile(graph):
+        graph.graph.eliminate_dead_code()
+    assert sorted({*launched}) == [name for name in sorted(operators(graph)) if name.startswith("wassersmooth")]
+    assert len(launched) < sum(count for name, count in operators(graph).items() if name.startswith("wassersmooth"))
+
+
 def test_a_plain_step_has_single_weight_gradients() -> None:
     graph, _ = step(penalized=False)
     assert ours.replace_convolutions(graph, anywhere=True) >= 2 * 2 + 1

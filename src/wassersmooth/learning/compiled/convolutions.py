@@ -10,11 +10,15 @@ from __future__ import annotations
 import importlib.util
 import math
 import operator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
+from wassersmooth._torch_internals import pytree
 from wassersmooth.torch_ops import register
 
 aten = torch.ops.aten
@@ -161,6 +165,9 @@ input_gradient = register(
 )
 
 
+KERNELS = {packet.default for packet in (weight_gradient, forward, input_gradient)}
+
+
 def _empty(like: Tensor, size: list[int]) -> Tensor:
     return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
@@ -230,6 +237,32 @@ def replace_convolutions(graph: fx.GraphModule, anywhere: bool = False) -> int:
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return found
+
+
+@contextmanager
+def kernels_made_meanwhile(graph: fx.GraphModule) -> Iterator[None]:
+    """Launch every kernel of the graph once, in threads, while the caller does something else.
+
+    Triton compiles a kernel when it is first launched, about one second each, most of it outside of Python.
+    """
+    calls: dict[str, tuple[Any, Any]] = {}  # read before the caller changes the graph
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and node.target in KERNELS:
+            like = fx.node.map_arg(node.args, lambda argument: argument.meta["val"])
+            sizes = pytree.tree_map_only(Tensor, lambda value: (value.shape, value.stride(), value.dtype), like)
+            calls[repr((node.target, sizes))] = node.target, like
+    with ThreadPoolExecutor(8) as pool:
+        launches = [pool.submit(_launch_once, *call) for call in calls.values()]
+        yield
+    for launch in launches:
+        launch.exception()  # a kernel that fails does so again in the step, which reports it
+
+
+def _launch_once(kernel: Any, like: Any) -> None:
+    def empty(value: Tensor) -> Tensor:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+    kernel(*pytree.tree_map_only(Tensor, empty, like))
 
 
 def _should_replace(a: fx.Node, weight: fx.Node, settings: Any, anywhere: bool) -> bool:

@@ -16,7 +16,7 @@ from wassersmooth import _checks, _model_checks
 from wassersmooth._torch_internals import compile_graph, pytree, start_compile_workers
 from wassersmooth.learning import losses
 from wassersmooth.learning.compiled import compile_cache
-from wassersmooth.learning.compiled.convolutions import replace_convolutions
+from wassersmooth.learning.compiled.convolutions import kernels_made_meanwhile, replace_convolutions
 from wassersmooth.learning.compiled.cuda_graph import CudaGraph
 from wassersmooth.learning.compiled.functional_model import FunctionalModel
 from wassersmooth.learning.compiled.gradient_step import gradient_step, plain_step, trace_field_graph, trace_loss_graph
@@ -323,7 +323,8 @@ def _compiled(graph: fx.GraphModule, on_cuda: bool) -> Callable[..., Any]:
     if on_cuda:  # both were measured there only
         replace_convolutions(graph)
         options = keep_chosen_values(graph)
-    return compile_graph(graph, options)
+    with kernels_made_meanwhile(graph):
+        return compile_graph(graph, options)
 
 
 def _estimate(graph: fx.GraphModule) -> str:
