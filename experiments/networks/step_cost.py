@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -257,6 +258,7 @@ def prepare(kind: str, setup: Setup, compile: bool, turns: Path | None = None) -
         spent = {"first_call_seconds": round(time.perf_counter() - started, 1), "stages": stages.seconds(), "compiler": parts}
         return step, spent
     except Exception as error:  # rivals and compilers raise anything
+        traceback.print_exc()
         return None, {"reason": _checks.first_line(error, 200)}
     finally:
         stages.held.close()
@@ -283,6 +285,7 @@ def measure(step: Step, repeats: int) -> dict[str, Any]:
         timing = timings({step.kind: timed}, repeats, device)[step.kind]
         return entry | {"ms": timing.ms, "low": timing.low, "high": timing.high}
     except Exception as error:  # some steps cannot be captured
+        traceback.print_exc()
         return {"reason": _checks.first_line(error, 200)}
     finally:
         _free_memory(device)
