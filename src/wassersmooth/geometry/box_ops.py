@@ -115,4 +115,4 @@ def _plan(field: Tensor, rows: int, columns: int, longest: int) -> _Plan:
 def _strip_rows(pixels: int, reach: int, longest: int) -> int:
     """The number of rows of a strip: long ones save initial sums, which cost as much as the reach; short ones give more
     threads."""
-    return max(longest if pixels > MANY_PIXELS else 8, 2 * reach)
+    return max(longest, 2 * reach) if pixels > MANY_PIXELS else max(8, reach)
