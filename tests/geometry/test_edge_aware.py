@@ -63,6 +63,8 @@ def test_kernels_against_the_loop_over_edges(size: tuple[int, int], radius: int,
     assert_matches(edge_aware_ops.apply(u, v, *given), expected, 2e-6)
     expected = laplacian_maps.carre_du_champ_by_edges(graph, v.double(), v.double())
     assert_matches(edge_aware_ops.carre_du_champ(v, v, *given), expected, 2e-6)
+    expected = (u.double() * expected).sum((1, 2, 3))
+    assert_each_matches(edge_aware_ops.quad(u, v, *given), expected, 1e-6)
     assert_matches(edge_aware_ops.neighbor_sum(v, *given), graph.neighbor_sum(v.double()), 2e-6)
     assert edge_aware_ops.supports(graph, u, v)
     cometric = ws.Wasserstein(graph.base).cometric(x)

@@ -57,7 +57,7 @@ def bilinear(
 
     sum_p = tl.zeros((THREADS, 4), tl.float32)
     sum_q, sum_pq, lost_p, lost_q, lost_pq = sum_p, sum_p, sum_p, sum_p, sum_p
-    for above in range(tl.maximum(-ROW_REACH - 1, -top), tl.minimum(ROW_REACH, height - top)):
+    for above in range(-ROW_REACH - 1, ROW_REACH):
         y = top + above
         new_p, new_q, new_pq = _row_sums(
             first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
@@ -68,13 +68,17 @@ def bilinear(
         sum_pq, lost_pq = _compensated_add(sum_pq, lost_pq, new_pq)
     for below in range(tl.minimum(ROWS, height - top)):
         y = top + below
-        change_p, change_q, change_pq = _change(
+        new_p, new_q, new_pq = _row_sums(
             first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
-            y, x, valid, height, width, ROW_REACH, COLUMN_REACH, THREADS,
+            y + ROW_REACH, x, valid, height, width, COLUMN_REACH, THREADS,
         )  # fmt: skip
-        sum_p, lost_p = _compensated_add(sum_p, lost_p, change_p)
-        sum_q, lost_q = _compensated_add(sum_q, lost_q, change_q)
-        sum_pq, lost_pq = _compensated_add(sum_pq, lost_pq, change_pq)
+        old_p, old_q, old_pq = _row_sums(
+            first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
+            y - ROW_REACH - 1, x, valid, height, width, COLUMN_REACH, THREADS,
+        )  # fmt: skip
+        sum_p, lost_p = _compensated_add(sum_p, lost_p, new_p - old_p)
+        sum_q, lost_q = _compensated_add(sum_q, lost_q, new_q - old_q)
+        sum_pq, lost_pq = _compensated_add(sum_pq, lost_pq, new_pq - old_pq)
         p = _load4(first, first_row, first_column, y, x, 0, valid, height, width, p_mean)
         q = _load4(second, second_row, second_column, y, x, 0, valid, height, width, q_mean)
         s = _window_size(y, height, ROW_REACH) * _window_size(x[:, None] + tl.arange(0, 4)[None, :], width, COLUMN_REACH)
@@ -116,18 +120,21 @@ def quadratic(
 
     sum_p = tl.zeros((THREADS, 4), tl.float32)
     sum_pp, lost_p, lost_pp, total = sum_p, sum_p, sum_p, sum_p
-    for above in range(tl.maximum(-ROW_REACH - 1, -top), tl.minimum(ROW_REACH, height - top)):
+    for above in range(-ROW_REACH - 1, ROW_REACH):
         y = top + above
         new_p, new_pp = _row_sums_square(v, v_row, v_column, mean, y, x, valid, height, width, COLUMN_REACH, THREADS)
         sum_p, lost_p = _compensated_add(sum_p, lost_p, new_p)
         sum_pp, lost_pp = _compensated_add(sum_pp, lost_pp, new_pp)
     for below in range(tl.minimum(ROWS, height - top)):
         y = top + below
-        change_p, change_pp = _change_square(
-            v, v_row, v_column, mean, y, x, valid, height, width, ROW_REACH, COLUMN_REACH, THREADS
+        new_p, new_pp = _row_sums_square(
+            v, v_row, v_column, mean, y + ROW_REACH, x, valid, height, width, COLUMN_REACH, THREADS
         )
-        sum_p, lost_p = _compensated_add(sum_p, lost_p, change_p)
-        sum_pp, lost_pp = _compensated_add(sum_pp, lost_pp, change_pp)
+        old_p, old_pp = _row_sums_square(
+            v, v_row, v_column, mean, y - ROW_REACH - 1, x, valid, height, width, COLUMN_REACH, THREADS
+        )
+        sum_p, lost_p = _compensated_add(sum_p, lost_p, new_p - old_p)
+        sum_pp, lost_pp = _compensated_add(sum_pp, lost_pp, new_pp - old_pp)
         p = _load4(v, v_row, v_column, y, x, 0, valid, height, width, mean)
         weight = _load4(u, u_row, u_column, y, x, 0, valid, height, width, 0.0)
         s = _window_size(y, height, ROW_REACH) * _window_size(x[:, None] + tl.arange(0, 4)[None, :], width, COLUMN_REACH)
@@ -182,68 +189,6 @@ def _compensated_add(total, lost, value):
     """Add a value to a total, and the rounding error of that to what earlier additions have lost."""
     new = total + value
     return new, lost + (value - (new - total))
-
-
-@triton.jit
-def _change(
-    first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
-    y, x, valid, height, width, ROW_REACH: tl.constexpr, COLUMN_REACH: tl.constexpr, THREADS: tl.constexpr,
-):  # fmt: skip
-    """What moving the windows down to row y adds to their sums: the row that enters minus the one that leaves.
-
-    Rows outside the image cost nothing; where both are inside, they are in one branch, so that their loads overlap.
-    """
-    p = tl.zeros((THREADS, 4), tl.float32)
-    q, pq = p, p
-    if (y + ROW_REACH < height) & (y > ROW_REACH):
-        p, q, pq = _row_sums(
-            first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
-            y + ROW_REACH, x, valid, height, width, COLUMN_REACH, THREADS,
-        )  # fmt: skip
-        old_p, old_q, old_pq = _row_sums(
-            first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
-            y - ROW_REACH - 1, x, valid, height, width, COLUMN_REACH, THREADS,
-        )  # fmt: skip
-        p, q, pq = p - old_p, q - old_q, pq - old_pq
-    elif y + ROW_REACH < height:
-        p, q, pq = _row_sums(
-            first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
-            y + ROW_REACH, x, valid, height, width, COLUMN_REACH, THREADS,
-        )  # fmt: skip
-    elif y > ROW_REACH:
-        old_p, old_q, old_pq = _row_sums(
-            first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
-            y - ROW_REACH - 1, x, valid, height, width, COLUMN_REACH, THREADS,
-        )  # fmt: skip
-        p, q, pq = -old_p, -old_q, -old_pq
-    return p, q, pq
-
-
-@triton.jit
-def _change_square(
-    field, row_stride, column_stride, mean, y, x, valid, height, width,
-    ROW_REACH: tl.constexpr, COLUMN_REACH: tl.constexpr, THREADS: tl.constexpr,
-):  # fmt: skip
-    p = tl.zeros((THREADS, 4), tl.float32)
-    pp = p
-    if (y + ROW_REACH < height) & (y > ROW_REACH):
-        p, pp = _row_sums_square(
-            field, row_stride, column_stride, mean, y + ROW_REACH, x, valid, height, width, COLUMN_REACH, THREADS
-        )
-        old_p, old_pp = _row_sums_square(
-            field, row_stride, column_stride, mean, y - ROW_REACH - 1, x, valid, height, width, COLUMN_REACH, THREADS
-        )
-        p, pp = p - old_p, pp - old_pp
-    elif y + ROW_REACH < height:
-        p, pp = _row_sums_square(
-            field, row_stride, column_stride, mean, y + ROW_REACH, x, valid, height, width, COLUMN_REACH, THREADS
-        )
-    elif y > ROW_REACH:
-        old_p, old_pp = _row_sums_square(
-            field, row_stride, column_stride, mean, y - ROW_REACH - 1, x, valid, height, width, COLUMN_REACH, THREADS
-        )
-        p, pp = -old_p, -old_pp
-    return p, pp
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from wassersmooth.geometry.box_kernels import _load4, _plane, _strips
-from wassersmooth.geometry.table_kernels import _join4, _split4
+from wassersmooth.geometry.table_kernels import _join4, _split4, _store_partial
 
 
 @triton.jit
@@ -45,8 +45,10 @@ def edge_aware(
     COLUMN_REACH: tl.constexpr,
     THREADS: tl.constexpr,
 ):
-    """OPERATION 0: A(first) second; 1: carre(first, second); 2: the neighbor sum of second.
+    """OPERATION 0: A(first) second; 1: carre(first, second); 2: the neighbor sum of second; 3: second' A(first) second.
 
+    The last one has every edge once, from its upper or left end, and so half of the exponentials. Its result is a sum for each
+    thread, each in its own entry, so that the order of summation is fixed.
     Features are (B, FEATURES, H, W); the squared distance of two, at most LARGEST, is the negative exponent of 2.
     """
     image, channel, x, valid = _strips(planes, channels, width, THREADS)
@@ -63,7 +65,10 @@ def edge_aware(
         k_features = k_features + _split4(four, THREADS)
     zero = tl.zeros((THREADS,), tl.float32)
     sums = (zero, zero, zero, zero)
-    for away in range(tl.maximum(-ROW_REACH, -y), tl.minimum(ROW_REACH, height - 1 - y) + 1):
+    nearest = 0
+    if OPERATION != 3:
+        nearest = tl.maximum(-ROW_REACH, -y)
+    for away in range(nearest, tl.minimum(ROW_REACH, height - 1 - y) + 1):
         row_weights = table + (away + ROW_REACH + 1) * (2 * COLUMN_REACH + 1) + COLUMN_REACH
         for block in tl.static_range(-((COLUMN_REACH + 3) // 4), (COLUMN_REACH + 3) // 4 + 1):
             shifted = x[:, None] + 4 * block + tl.arange(0, 4)[None, :]
@@ -90,6 +95,11 @@ def edge_aware(
                         weight = tl.load(row_weights + (4 * block + i - c)) * tl.exp2(-tl.minimum(distance, LARGEST))
                         if OPERATION == 2:
                             total = tl.fma(weight, q[i], total)
+                        elif OPERATION == 3:
+                            if 4 * block + i <= c:  # in its own row a pixel has the edges to its right
+                                weight = tl.where(away > 0, weight, 0.0)
+                            difference = tl.fma(inside[i], k_q[c], -q[i])
+                            total = tl.fma(weight * difference * difference, k_p[c] + p[i], total)
                         else:  # nothing flows to a neighbor outside the image
                             flow = weight * tl.fma(inside[i], k_q[c], -q[i])
                             total = tl.fma(flow, k_p[c] + p[i] if OPERATION == 0 else k_p[c] - p[i], total)
@@ -97,4 +107,7 @@ def edge_aware(
             sums = new
     column = x[:, None] + tl.arange(0, 4)[None, :]
     value = _join4(sums, 0, THREADS) * (1.0 if OPERATION == 2 else 0.5)
-    tl.store(result + y * result_row + column * result_column, value, mask=valid & (column < width))
+    if OPERATION == 3:
+        _store_partial(result, tl.sum(tl.where(column < width, value, 0.0), axis=1), planes, width, THREADS)
+    else:
+        tl.store(result + y * result_row + column * result_column, value, mask=valid & (column < width))

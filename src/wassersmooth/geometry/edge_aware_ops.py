@@ -49,17 +49,28 @@ def _neighbor_sum(field: Tensor, table: Tensor, features: Tensor) -> Tensor:
     return _launch(field, field, table, features, 2)
 
 
+def _quad(u: Tensor, v: Tensor, table: Tensor, features: Tensor) -> Tensor:
+    """v' A(u) v for each image. # shape: (B, C, H, W), both -> (B,)"""
+    images, channels, height, width = v.shape
+    partial = v.new_empty(images, channels * height * -(-width // 4))
+    return _launch(u, v, table, features, 3, partial).sum(1)
+
+
 apply = register("apply_edge_aware", _apply, lambda u, v, table, features: torch.empty_like(v))
 carre_du_champ = register("carre_du_champ_edge_aware", _carre_du_champ, lambda p, q, table, features: torch.empty_like(q))
 neighbor_sum = register("neighbor_sum_edge_aware", _neighbor_sum, lambda field, table, features: torch.empty_like(field))
+quad = register("quad_edge_aware", _quad, lambda u, v, table, features: v.new_empty(v.shape[0]))
 
 
-def _launch(first: Tensor, second: Tensor, table: Tensor, features: Tensor, operation: int) -> Tensor:
+def _launch(
+    first: Tensor, second: Tensor, table: Tensor, features: Tensor, operation: int, partial: Tensor | None = None
+) -> Tensor:
     from wassersmooth.geometry.edge_aware import LARGEST_EXPONENT
     from wassersmooth.geometry.edge_aware_kernels import edge_aware
 
     images, channels, height, width = second.shape
-    planes, result = images * channels, torch.empty_like(second)
+    planes = images * channels
+    result = torch.empty_like(second) if partial is None else partial
     constants: dict[str, Any] = {
         "OPERATION": operation,
         "FEATURES": features.shape[1],
@@ -69,7 +80,7 @@ def _launch(first: Tensor, second: Tensor, table: Tensor, features: Tensor, oper
         "THREADS": THREADS,
     }
     grid = (-(-planes * -(-width // 4) // THREADS), height)
-    strides = (*first.stride(), *second.stride(), *result.stride())
+    strides = (*first.stride(), *second.stride(), *(result.stride() if partial is None else (0, 0, 0, 0)))
     with torch.cuda.device_of(second):  # type: ignore[no-untyped-call]
         edge_aware[grid](
             *(first, second, table.contiguous(), features.contiguous(), result, planes, channels, height, width, *strides),

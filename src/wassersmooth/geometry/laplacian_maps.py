@@ -77,7 +77,7 @@ def quadratic(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
         return sum(between, graph.unit_ratio(v) * quadratic(graph.base, u, v))
     # The gradient in u is the carre du champ itself, so where it is needed, autograd should keep it.
     if graph.learned or u.requires_grad or _needs_plain_operations(u, v):
-        fused = not graph.learned and (box_ops.supports(graph, u, v) or table_ops.supports(graph, u, v))
+        fused = not graph.learned and _quad_has_kernel(graph, u, v)
         return _quadratic_kernel(graph, u, v) if fused else inner(u, carre_du_champ(graph, v, v))
     result: Tensor = _Quadratic.apply(graph, u, v)  # type: ignore[no-untyped-call]
     return result
@@ -91,6 +91,12 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
 def _weights_have_kernels(graph: PixelGraph, *fields: Tensor) -> bool:
     """Whether learned weights are an argument of the autograd functions below, instead of a loop over the relations."""
     return table_ops.exist_for(graph, *fields) and not _needs_plain_operations(*fields)
+
+
+def _quad_has_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> bool:
+    if isinstance(graph, EdgeAwareGraph):
+        return edge_aware_ops.supports(graph, u, v)
+    return box_ops.supports(graph, u, v) or table_ops.supports(graph, u, v)
 
 
 def _apply(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tensor) -> Tensor:
@@ -182,7 +188,9 @@ def _apply_kernel(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tenso
 
 def _quadratic_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
     lengths: Tensor
-    if box_ops.supports(graph, u, v):
+    if isinstance(graph, EdgeAwareGraph) and edge_aware_ops.supports(graph, u, v):
+        lengths = edge_aware_ops.quad(u, v, *edge_aware_ops.arguments(graph, v))
+    elif box_ops.supports(graph, u, v):
         lengths = box_ops.quad(u, v, graph.stencil.rows, graph.stencil.columns)
     elif table_ops.supports(graph, u, v):
         lengths = table_ops.quad(u, v, *table_ops.table_and_degrees(graph, None, v))

@@ -210,6 +210,7 @@ def unpack_weights(
     UNIT: tl.constexpr,
     PADDED_NUMBER: tl.constexpr,
     PADDED_ENTRIES: tl.constexpr,
+    SOME: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     """The table of some weights and its degrees, in float32. UNIT: in units of the power of two next to the largest weight.
@@ -230,14 +231,17 @@ def unpack_weights(
         value = tl.load(weights + relation - 1, mask=relation > 0, other=0.0).to(tl.float64) / unit
         tl.store(table + entry, value.to(tl.float32), mask=entry < ENTRIES)
     place = tl.program_id(0) * THREADS + tl.arange(0, THREADS)
-    x, y = place % width, place // width
+    x, y = (place % width)[:, None], (place // width)[:, None]
     total = tl.zeros((THREADS,), tl.float64)
-    for relation in range(number):
-        dy, dx = tl.load(offsets + 2 * relation), tl.load(offsets + 2 * relation + 1)
-        value = (tl.load(weights + relation).to(tl.float64) / unit).to(tl.float32).to(tl.float64)  # as in the table
+    for start in range(0, number, SOME):  # some relations at a time, since each load waits for memory
+        relation = start + tl.arange(0, SOME)
+        dy = tl.load(offsets + 2 * relation, mask=relation < number, other=0)[None, :]
+        dx = tl.load(offsets + 2 * relation + 1, mask=relation < number, other=0)[None, :]
+        value = tl.load(weights + relation, mask=relation < number, other=0.0).to(tl.float64) / unit
+        value = value.to(tl.float32).to(tl.float64)[None, :]  # as in the table
         after = (y + dy < height) & (x + dx >= 0) & (x + dx < width)
         before = (y - dy >= 0) & (x - dx >= 0) & (x - dx < width)
-        total += value * (after.to(tl.float64) + before.to(tl.float64))
+        total += tl.sum(value * (after.to(tl.float64) + before.to(tl.float64)), axis=1)
     tl.store(degrees + place, total.to(tl.float32), mask=place < height * width)
 
 

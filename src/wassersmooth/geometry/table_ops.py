@@ -19,7 +19,7 @@ from wassersmooth.torch_ops import register
 
 THREADS = 128  # each has four columns of two rows
 LARGEST_REACH = 16
-MOST_NORMALS = 2**25  # drawn at once: 128 MiB
+MOST_NORMALS = 2**27  # drawn at once: 512 MiB
 _PIXELS = 256  # of a program that adds flows
 _SUMMED_ROWS = 32  # of a strip in which relation_sums adds up, in float32
 
@@ -93,7 +93,7 @@ def _unpack_weights(
     with torch.cuda.device_of(weights):  # type: ignore[no-untyped-call]
         unpack_weights[(-(-height * width // THREADS),)](
             *(weights.contiguous(), relations, offsets, table, degrees, number, height, width),
-            **{"ENTRIES": entries, "UNIT": in_units, "THREADS": THREADS},
+            **{"ENTRIES": entries, "UNIT": in_units, "SOME": 16, "THREADS": THREADS},
             **{"PADDED_NUMBER": 1 << (number - 1).bit_length(), "PADDED_ENTRIES": 1 << (entries - 1).bit_length()},
             num_warps=THREADS // 32,
         )
