@@ -106,7 +106,7 @@ class Train(Where):
     parallel: int = 4
     """Networks that a process trains at a time, each on its own CUDA stream; 1 on a CPU."""
     workers: int = 1
-    """Processes that share the networks: while one prepares its steps, the others use the GPU."""
+    """Processes that share the networks: while one prepares its step or measures, the others use the GPU (with CUDA's MPS)."""
     seeds: tuple[int, ...] = SEEDS
     """Of initial weights and the order of images."""
     part: int | None = None
@@ -119,17 +119,20 @@ class Train(Where):
         self.check()
         if self.workers > 1 and self.part is None:
             self._spawn()
-            return
-        console, device = Console(), choose_device(self.device)
-        done = True
+        device = choose_device(self.device)
+        parallel, missing = self.parallel if device.type == "cuda" else 1, 0
         for dataset in self.datasets:
             settings = settings_of("mnist" if dataset == "mnist" else "cifar10", self.seeds)
             work = Work(
                 *(self.scale, self.folder(dataset), self.output / TRAINING, self.runs, device),
-                *(self.parallel if device.type == "cuda" else 1, started + self.seconds),
+                *(parallel, parallel * self.workers, started + self.seconds),
             )
-            done = work.run(settings[(self.part or 0) :: self.workers]) and done
-        console.line("all rows are there" if done else "out of time; the same command continues")
+            if self.workers == 1 or self.part is not None:
+                work.run(settings)
+            missing += len(work.missing(settings))
+        if self.part is None:
+            rows = f"{counted(missing, 'row')} missing (out of time, or failed, see above); the same command continues"
+            Console().line(rows if missing else "all rows are there")
 
     def _spawn(self) -> None:
         flags = [f"--output={self.output}", f"--device={self.device}", f"--seconds={self.seconds}", f"--runs={self.runs}"]

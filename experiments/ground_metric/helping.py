@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,53 +13,92 @@ import torch
 from experiments import row_store
 from experiments.ground_metric import measuring
 from experiments.ground_metric.plans import Scale, Setting
-from wassersmooth.study import acceleration, data, provenance
+from wassersmooth.study import acceleration, data, durable, provenance
 from wassersmooth.study.config import Machine
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
 from wassersmooth.study.errors import DivergedError
-from wassersmooth.study.runs import Run
+from wassersmooth.study.runs import Run, locked
+from wassersmooth.study.stored_json import one_line
 from wassersmooth.study.training import training
 
 KEY = ("dataset", "augment", "method", "seed")
 
 
 class Work:
-    """The networks that are not in the file of rows yet.
+    """The networks that are not in the file of rows yet. Several processes may share them: each takes what no other has taken.
 
     Arguments:
         folder: of the data set.
         rows: the file.
         runs: the folder of checkpoints.
+        parallel: networks that this process trains at a time.
+        at_once: networks that all processes train at a time, for the rows.
         deadline: in seconds of ``time.perf_counter``: what is not finished then stays as a checkpoint.
     """
 
     def __init__(
-        self, scale: Scale, folder: Path | None, rows: Path, runs: Path, device: torch.device, parallel: int, deadline: float
+        self,
+        scale: Scale,
+        folder: Path | None,
+        rows: Path,
+        runs: Path,
+        device: torch.device,
+        parallel: int,
+        at_once: int,
+        deadline: float,
     ) -> None:
-        self.scale, self.folder, self.rows, self.runs = scale, folder, rows, runs
-        self.device, self.parallel, self.deadline = device, parallel, deadline
+        self.scale, self.folder, self.rows, self.runs, self.device = scale, folder, rows, runs, device
+        self.parallel, self.at_once, self.deadline = parallel, at_once, deadline
         self.console = Console()
-        self.shortest = 0.0  # seconds that a network has taken, beside the others: none is begun with less time left
+        self.took: dict[str, float] = {}  # seconds of the last network of each kind, beside the others
+        self.failed: set[str] = set()  # methods that this process cannot train
 
-    def run(self, settings: Sequence[Setting]) -> bool:
-        """Train and measure; whether all rows are there now."""
+    def run(self, settings: Sequence[Setting]) -> None:
+        """Train and measure what is missing, in this order, until nothing can be begun."""
+        tried: set[Setting] = set()
+        with warnings.catch_warnings():
+            if self.device.type == "cuda":  # an eager step takes ten times as long: the others go first
+                warnings.filterwarnings("error", message=".*the eager step, not the fast one")
+            while left := [one for one in self.missing(settings) if one not in tried]:
+                source = left[0].config(self.scale, self.folder, self.parallel).data
+                loaded = data.load(source, self.scale.images[0]).to(self.device)
+                before = len(tried)
+                acceleration.interleave([self._one(one, loaded, tried) for one in left], self.device, self.parallel)
+                if len(tried) == before:
+                    return  # what is left is with other processes, or there is no time for it
+
+    def missing(self, settings: Sequence[Setting]) -> list[Setting]:
+        """Those without a row."""
         known = {row_store.key_of(row, KEY) for row in row_store.read(self.rows)["rows"]}
-        left = [setting for setting in settings if row_store.key_of(setting.key, KEY) not in known]
-        if not left:
-            return True
-        loaded = data.load(left[0].config(self.scale, self.folder, self.parallel).data, self.scale.images[0]).to(self.device)
-        done: list[Setting] = []
-        acceleration.interleave([self._one(setting, loaded, done) for setting in left], self.device, self.parallel)
-        return len(done) == len(left)
+        return [setting for setting in settings if row_store.key_of(setting.key, KEY) not in known]
 
-    def _one(self, setting: Setting, loaded: Dataset, done: list[Setting]) -> Iterator[None]:
-        started = time.perf_counter()
-        if started + self.shortest > self.deadline:
+    def _one(self, setting: Setting, loaded: Dataset, tried: set[Setting]) -> Iterator[None]:
+        """Train and measure one network, unless another process has it; a method that fails leaves the others alone."""
+        name = f"{setting.method}{', crops' * setting.crops}, seed {setting.seed}"
+        if setting.method in self.failed or time.perf_counter() + self._expected(setting) > self.deadline:
             return
-        config = setting.config(self.scale, self.folder, self.parallel)
-        run = Run.of(self.runs / setting.study(), config)
+        run = Run.of(self.runs / setting.study(), setting.config(self.scale, self.folder, self.parallel))
+        durable.make_folder(run.folder.parent)
+        with locked(lock_of(run)) as mine:
+            if not mine or not self.missing([setting]):
+                return
+            tried.add(setting)
+            try:
+                yield from self._trained(setting, run, loaded, name)
+            except Exception as error:
+                self.failed.add(setting.method)
+                self.console.line(f"{name}: failed, and is left out: {type(error).__name__}: {one_line(error)}")
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)  # raises where the device is lost to this process: others go on
+
+    def _expected(self, setting: Setting) -> float:
+        """Seconds that a network will take at least; 0 before one is finished."""
+        return self.took.get(setting.point.kind, min(self.took.values(), default=0.0))
+
+    def _trained(self, setting: Setting, run: Run, loaded: Dataset, name: str) -> Iterator[None]:
+        started, config = time.perf_counter(), run.config
         row: dict[str, Any] = {
             **setting.key,
             "family": setting.family,
@@ -74,10 +113,10 @@ class Work:
                 for _ in () if run.finished else training(run, loaded, World(self.device), self.console):
                     yield
                     if time.perf_counter() > self.deadline:
-                        self.console.line(f"{setting.method}, seed {setting.seed}: out of time; the same command continues")
+                        self.console.line(f"{name}: out of time; the same command continues")
                         return
             except DivergedError as error:
-                self.console.line(f"{setting.method}, seed {setting.seed}: {error}")
+                self.console.line(f"{name}: {error}")
                 row["diverged"] = True
         if not row.get("diverged"):
             trained = time.perf_counter()
@@ -89,17 +128,21 @@ class Work:
                 "training_seconds": round(trained - started, 3),
                 "measuring_seconds": round(time.perf_counter() - trained, 3),
             }
-            self.shortest = min(self.shortest or math.inf, time.perf_counter() - started)
-        row |= {"runs_at_once": self.parallel, "origin": provenance.origin(self.device)}
+            self.took[setting.point.kind] = time.perf_counter() - started
+        row |= {"runs_at_once": self.at_once, "origin": provenance.origin(self.device)}
         with row_store.changing(self.rows) as stored:
             stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
-        done.append(setting)
         said = (
             "diverged"
             if row.get("diverged")
             else f"clean {row['errors']['clean']:.1f} %, elastic {row['errors']['elastic_1.5']:.1f} %"
         )
-        self.console.line(f"{setting.method}{', crops' * setting.crops}, seed {setting.seed}: {said}")
+        self.console.line(f"{name}: {said}")
+
+
+def lock_of(run: Run) -> Path:
+    """Held by the process that trains and measures this network."""
+    return run.folder.parent / f"{run.folder.name}.lock"
 
 
 def _allow_tf32(allowed: bool) -> None:

@@ -117,33 +117,45 @@ SMALL = Scale(
     small=True,
 )
 
-# Strengths of about equal penalty at a network trained with a Euclidean one, so that clean errors meet.
+# Strengths have about the penalty of Euclidean 0.17 and 0.4 at networks trained with a penalty, so that clean errors meet.
+# In the frontier the error on elastic images is lowest there: 0.17 has 15.8 % clean and 23.8 % elastic, 0.32 has 17.5 and 24.5.
 CIFAR: tuple[tuple[str, float], ...] = (
     ("none", 0.0),
     ("advection:eta=0.75,smoothness=2", 0.0),
-    ("advection:eta=3,smoothness=2", 0.0),
     ("euclidean:eta=0.17", 0.0),
-    ("euclidean:eta=0.55", 0.0),
     ("none", 1.0),
+    ("advection:eta=2,smoothness=2", 0.0),
+    ("euclidean:eta=0.4", 0.0),
     ("none", 2.0),
-    ("advection:eta=0.75,smoothness=2", 1.0),
-    ("euclidean:eta=0.17", 1.0),
-    ("wasserstein:eta=0.3,radius=2", 0.0),
-    ("wasserstein:eta=1,radius=2", 0.0),
-    ("advection-noise:eta=0.7,smoothness=2", 0.0),
-    ("advection-noise:eta=1.4,smoothness=2", 0.0),
 )
 CIFAR_CROPS: tuple[tuple[str, float], ...] = (
     ("none", 0.0),
-    ("advection:eta=1.5,smoothness=2", 0.0),
-    ("euclidean:eta=0.32", 0.0),
+    ("advection:eta=0.75,smoothness=2", 0.0),
+    ("euclidean:eta=0.17", 0.0),
     ("none", 1.0),
-    ("advection:eta=1.5,smoothness=2", 1.0),
 )
 CIFAR_MORE: tuple[tuple[str, float], ...] = (
-    ("deformation:eta=0.5,smoothness=2", 0.0),
-    ("deformation:eta=1,smoothness=4", 0.0),
-    ("advection:eta=3,smoothness=4", 0.0),
+    ("advection-noise:eta=0.7,smoothness=2", 0.0),
+    ("advection:eta=0.75,smoothness=2", 1.0),
+    ("euclidean:eta=0.17", 1.0),
+    ("wasserstein:eta=0.3,radius=2", 0.0),
+    ("wasserstein:eta=0.7,radius=2", 0.0),
+    ("advection-noise:eta=1.4,smoothness=2", 0.0),
+    ("advection:eta=0.9,smoothness=4", 0.0),
+    ("advection:eta=2.4,smoothness=4", 0.0),
+    ("advection:eta=0.4,smoothness=2", 1.0),
+    ("euclidean:eta=0.1", 1.0),
+)
+CIFAR_CROPS_MORE: tuple[tuple[str, float], ...] = (
+    ("advection:eta=2,smoothness=2", 0.0),
+    ("euclidean:eta=0.4", 0.0),
+    ("none", 2.0),
+    ("advection:eta=0.75,smoothness=2", 1.0),
+    ("euclidean:eta=0.17", 1.0),
+)
+CIFAR_TRANSPORT: tuple[tuple[str, float], ...] = (
+    ("deformation:eta=0.25,smoothness=2", 0.0),
+    ("deformation:eta=0.65,smoothness=2", 0.0),
 )
 MNIST: tuple[tuple[str, float], ...] = (
     ("none", 0.0),
@@ -165,6 +177,5 @@ def settings_of(dataset: DatasetName, seeds: tuple[int, ...] = SEEDS) -> list[Se
     """In the order in which they are trained."""
     if dataset == "mnist":
         return [Setting("mnist", *one, False, seed) for seed in seeds for one in MNIST]
-    found = [Setting("cifar10", *one, False, seed) for seed in seeds for one in CIFAR]
-    found += [Setting("cifar10", *one, True, seed) for seed in seeds for one in CIFAR_CROPS]
-    return found + [Setting("cifar10", *one, False, seed) for seed in seeds for one in CIFAR_MORE]
+    parts = ((CIFAR, False), (CIFAR_CROPS, True), (CIFAR_MORE, False), (CIFAR_CROPS_MORE, True), (CIFAR_TRANSPORT, False))
+    return [Setting("cifar10", *one, crops, seed) for plan, crops in parts for seed in seeds for one in plan]

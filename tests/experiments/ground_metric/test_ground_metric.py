@@ -22,6 +22,7 @@ from experiments.ground_metric.plans import SMALL, Setting, settings_of
 from wassersmooth.cli import main
 from wassersmooth.study import data
 from wassersmooth.study.data import Dataset, Part
+from wassersmooth.study.runs import Run, locked
 
 
 def made_up(size: int = 28, channels: int = 1) -> Dataset:
@@ -84,7 +85,7 @@ def test_fit_train_merge_and_render(
     assert main(["fit", *flags, "--seeds", "0"], PROGRAM) == 0
     training = ["train", *flags, "--device", "cpu", "--runs", str(tmp_path / "runs")]
     assert main([*training, "--seconds", "0"], PROGRAM) == 0
-    assert "out of time; the same command continues" in capsys.readouterr().out
+    assert "8 rows missing (out of time, or failed, see above); the same command continues" in capsys.readouterr().out
     assert main(training, PROGRAM) == 0
     rows = json.loads((tmp_path / "training.json").read_text())["rows"]
     assert len(rows) == 8
@@ -140,7 +141,46 @@ def test_holm_and_one_seed_shows_nothing() -> None:
     assert all_clear({"maybe": found["maybe"]}) == {"maybe"}
 
 
+def small_work(tmp_path: Path, deadline: float = math.inf) -> helping.Work:
+    scale = replace(SMALL, images=(12, 8, 6), validation=6)
+    return helping.Work(scale, None, tmp_path / "rows.json", tmp_path / "runs", torch.device("cpu"), 1, 1, deadline)
+
+
 def test_a_network_is_not_begun_without_time(tmp_path: Path) -> None:
-    work = helping.Work(SMALL, None, tmp_path / "rows.json", tmp_path / "runs", torch.device("cpu"), 1, deadline=0.0)
-    assert list(work._one(settings_of("mnist")[0], made_up(), [])) == []
+    assert list(small_work(tmp_path, deadline=0.0)._one(settings_of("mnist")[0], made_up(), set())) == []
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_method_that_fails_leaves_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(data, "load", lambda *given: made_up())
+    fails = [Setting("mnist", "own:no_such_module:factory,eta=1", 0.0, False, seed) for seed in (0, 1)]
+    good = Setting("mnist", "none", 0.0, False, 0)
+    work = small_work(tmp_path)
+    work.run([*fails, good])
+    assert work.missing([*fails, good]) == fails
+    assert capsys.readouterr().out.count("failed, and is left out") == 1  # not tried with another seed
+
+
+def test_a_network_of_another_process_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "load", lambda *given: made_up())
+    taken, free = (Setting("mnist", "none", elastic, False, 0) for elastic in (0.0, 1.0))
+    work = small_work(tmp_path)
+    run = Run.of(tmp_path / "runs" / taken.study(), taken.config(work.scale, None, 1))
+    run.folder.parent.mkdir(parents=True)
+    with locked(helping.lock_of(run)):
+        work.run([taken, free])
+        assert work.missing([taken, free]) == [taken]
+    work.run([taken, free])
+    assert not work.missing([taken, free])
+
+
+def test_plans_of_cifar10_allow_a_comparison_at_equal_clean_error() -> None:
+    settings = settings_of("cifar10")
+    assert len(set(settings)) == len(settings) == 56
+    strengths: dict[tuple[str, bool], set[str]] = {}
+    for one in settings:
+        strengths.setdefault((one.family, one.crops), set()).add(one.method)
+    alone = {family for (family, crops), methods in strengths.items() if len(methods) < 2 and not crops}
+    assert alone == {"none"}
