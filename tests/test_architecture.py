@@ -19,7 +19,7 @@ ALWAYS_THERE = {"torch", "numpy"}
 OPTIONAL = {"jinja2", "matplotlib", "ot", "triton"}
 # Nothing but Triton, and so as optional as Triton itself.
 KERNELS = {f"wassersmooth.geometry.{kind}_kernels" for kind in ("box", "table", "edge_aware", "motion")}
-KERNELS |= {"wassersmooth.learning.compiled.convolution_kernels"}
+KERNELS |= {"wassersmooth.convolution_kernels"}
 # Folders with one entrance: from outside, only this module of the folder is imported.
 ENTRANCES = {"wassersmooth.learning.compiled": "wassersmooth.learning.compiled.fast_gradients"}
 

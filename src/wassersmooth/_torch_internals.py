@@ -190,6 +190,7 @@ def writes_to_arguments(operator: object) -> bool:
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
+    """Whether calling the module does more than its ``forward``; so does ``torch.nn.utils.weight_norm``."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth.model_state import call_model
+from wassersmooth.robustness.attack_copy import attack_copy
 from wassersmooth.robustness.balls import per_image
 
 # Named tensors with one row for each image, or for each image and target class. All searches have "original", "label",
@@ -26,6 +27,7 @@ State = dict[str, Tensor]
 
 CHECK_EVERY = 10  # iterations on CUDA between two looks at which rows have fallen; each waits for the device
 WARM_UP = 2  # iterations outside of a graph, in which libraries choose their kernels; then the first look, as many fall at once
+REPACKING = 10_000_000  # rows times pixels times iterations that must be saved: about as long as to capture another graph
 FEW_ELEMENTS = 2**20  # a batch of so many pixels always fits, however few images the caller has handed over
 
 
@@ -48,6 +50,10 @@ class Search(ABC):
 
     def prepare(self, state: State, iteration: int, generator: torch.Generator | None) -> None:  # noqa: B027
         """What is to be done before some iterations only."""
+
+    def succeeds(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Which rows with these outputs have fallen. # shape: (B, K), (B,) -> (B,) bool"""
+        return fooled(outputs, labels)
 
 
 class StandingImages:
@@ -74,8 +80,9 @@ class StandingImages:
         self.fixed = images.is_cuda if fixed is None else fixed
         self.stands, self.found = stands.clone(), images.clone()
         self.images = _in_fast_format(model, images)
+        self.asked = attack_copy(model, self.images)
         self.limit = max(len(images), FEW_ELEMENTS // images[0].numel()) if self.fixed else len(images)
-        self.steps = _Steps(model, images.device, self.fixed)
+        self.steps = _Steps(self.asked, images.device, self.fixed)
 
     def attack(self, search: Search, targets: Tensor | None = None) -> None:
         """Run the search on every image that stands, until it falls; with targets (B, T), towards each of them in turn."""
@@ -103,14 +110,14 @@ class StandingImages:
             last = iteration + 1 == search.iterations
             if not last and not self._is_time_to_check(iteration + 1):
                 continue
-            fell = step.state["fallen"][: len(rows)]
+            fell = self._confirmed_rows(search, step.state, len(rows))
             if last or bool(fell.any()):
                 self._note(step.state, rows, fell, fallen, last)
                 keep = (~fallen[rows]).nonzero()[:, 0]
                 if last or not len(keep):
                     return
                 size = self._size(len(keep))
-                if size < len(step.state["label"]) and self._is_worth_packing(search.iterations - iteration - 1):
+                if self._is_worth_packing(len(step.state["label"]) - size, search.iterations - iteration - 1):
                     rows = rows[keep]
                     step = self.steps.on(search, _rows_of(step.state, _padded(keep, size), len(keep)))
 
@@ -125,8 +132,18 @@ class StandingImages:
             "fallen": torch.arange(len(padded), device=rows.device) >= len(rows),
             "turn": torch.zeros_like(padded),
         }
-        search.start(self.model, state, self.generator)
+        search.start(self.asked, state, self.generator)
         return {name: _like_format(held, original) if held.shape == original.shape else held for name, held in state.items()}
+
+    def _confirmed_rows(self, search: Search, state: State, count: int) -> Tensor:
+        """Which of the first rows have fallen. What fooled the copy of the model and not the model itself goes on."""
+        fell = state["fallen"][:count]
+        if self.asked is self.model or not bool(fell.any()):
+            return fell
+        at = fell.nonzero()[:, 0]
+        with torch.no_grad():
+            fell[at] = search.succeeds(call_model(self.model, state["found"][at]), state["label"][at])
+        return fell
 
     def _note(self, state: State, rows: Tensor, fell: Tensor, fallen: Tensor, last: bool) -> None:
         """Keep the images that fooled the model; at the end also the best of the others, for the first row of each image."""
@@ -147,9 +164,10 @@ class StandingImages:
     def _is_time_to_check(self, done: int) -> bool:
         return not self.fixed or done == WARM_UP or done % CHECK_EVERY == 0
 
-    def _is_worth_packing(self, left: int) -> bool:
-        """Whether so many further iterations repay the capture of another graph."""
-        return not self.fixed or left > CHECK_EVERY
+    def _is_worth_packing(self, saved: int, left: int) -> bool:
+        """Whether so many rows less in each of the iterations that are left repay the capture of another graph."""
+        pixels = self.images.shape[-2] * self.images.shape[-1]
+        return saved > 0 and (not self.fixed or saved * left * pixels >= REPACKING)
 
     def _size(self, rows: int) -> int:
         """The size of a batch for so many rows: that number, or the next of 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 36, 40, ...

@@ -144,11 +144,14 @@ class SquareSearch(Search):
         label = state["label"]
         margin = loss_per_image(outputs, label, "margin").to(state["value"].dtype)
         value = -margin if self.targeted else margin
-        done = ((outputs.argmax(1) == label) == self.targeted) & outputs.isfinite().all(1)
+        done = self.succeeds(outputs, label)
         better = (done | (value > state["value"])) & ~state["fallen"]
         keep(state, "found", better, trial)
         keep(state, "value", better, value)
         state["fallen"] |= done
+
+    def succeeds(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return ((outputs.argmax(1) == labels) == self.targeted) & outputs.isfinite().all(1)
 
     def _side(self, query: int, height: int, width: int) -> int:
         halvings = sum(query / self.schedule > share for share in HALVINGS)

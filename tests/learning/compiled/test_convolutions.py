@@ -4,6 +4,7 @@ Without a CUDA device they run in Triton's interpreter. It has to be chosen befo
 compiler, so that this file then runs once more, in a separate process.
 """
 
+import copy
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import wassersmooth as ws
 from tests.compare import assert_matches
 from tests.learning.steps import step_graph
 from tests.triton_interpreter import INTERPRETED, assert_passes_in_the_interpreter
-from wassersmooth.learning.compiled import convolutions as ours
+from wassersmooth import convolutions as ours
+from wassersmooth.learning.compiled import replace_convolutions as graphs
 
 pytest.importorskip("triton")
 
@@ -145,6 +147,65 @@ def test_no_bias_from_bits_that_are_cut_off(case: Any) -> None:
         assert abs(float((result * expected).sum() / expected.square().sum()) - 1) < 1e-4
 
 
+class Layer:
+    """A convolution with constant weights and its twin in float64."""
+
+    def __init__(self, case: Any, bias: bool) -> None:
+        images, c, k, size, window, stride, padding, dilation = case
+        torch.manual_seed(0)
+        self.plain = nn.Conv2d(c, k, window, stride, padding, dilation, bias=bias).requires_grad_(False)
+        self.fast = copy.deepcopy(self.plain).to(DEVICE, memory_format=torch.channels_last)
+        self.fast.__class__ = ours.Convolution2d
+        self.fast.anywhere = True
+        self.images = torch.rand(images, c, *size).to(DEVICE, memory_format=torch.channels_last).requires_grad_()
+        self.d = torch.randn_like(self.plain(self.images.cpu())).to(DEVICE)
+
+
+@runs_kernels
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_layer_with_constant_weights(case: Any, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer(case, bias)
+    launched: list[bool] = []
+    launch = ours._launch
+    monkeypatch.setattr(ours, "_launch", lambda *args, **more: launched.append(more["gradient"]) or launch(*args, **more))
+    result = layer.fast(layer.images)
+    (g,) = torch.autograd.grad(result, layer.images, layer.d)
+    assert launched == [False, True]
+    exact = layer.images.detach().double().cpu().requires_grad_()
+    expected = layer.plain.double()(exact)
+    assert_matches(result.detach(), expected.detach().to(DEVICE), TOLERANCE)
+    assert_matches(g, torch.autograd.grad(expected, exact, layer.d.double().cpu())[0].to(DEVICE), TOLERANCE)
+
+
+def test_layer_is_torch_s_where_the_kernels_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "_launch", lambda *_, **__: pytest.fail("no kernel should run"))
+
+    def check(**change: Any) -> None:
+        images = torch.rand(2, 4, 6, 5).to(change.pop("device", "cpu")).to(memory_format=torch.channels_last)
+        layer = nn.Conv2d(4, 6, 3, **change).to(images.device, memory_format=torch.channels_last)
+        expected = layer(images)
+        layer.__class__ = ours.Convolution2d
+        layer.anywhere = images.is_cuda or bool(change)
+        assert torch.equal(layer.requires_grad_(False)(images), expected)
+
+    check()  # on a CPU
+    check(groups=2)
+    check(padding=1, padding_mode="reflect")
+    check(padding="same")
+    if DEVICE == "cuda":
+        check(groups=2, device="cuda")
+
+
+@runs_kernels
+def test_layer_with_weights_that_are_trained_is_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "_launch", lambda *_, **__: pytest.fail("its weights would get no gradient"))
+    layer = Layer(ODD[1], True)
+    layer.fast.requires_grad_(True)
+    layer.fast(layer.images).sum().backward()
+    assert layer.fast.weight.grad is not None
+
+
 # In a graph ----------------------------------------------------------------------------------------------------------
 
 
@@ -190,10 +251,10 @@ def assert_same_step(results: tuple[Any, ...], expected: tuple[Any, ...]) -> Non
 
 def test_all_convolutions_are_found() -> None:
     graph, _ = step()
-    assert ours.replace_convolutions(graph) == 0 or DEVICE == "cuda"
+    assert graphs.replace_convolutions(graph) == 0 or DEVICE == "cuda"
     graph, _ = step()
     # Of two layers: both passes, and once more along a direction, but for the end of the last; two weight gradients each.
-    assert ours.replace_convolutions(graph, anywhere=True) == 2 * 2 + 2 * 2 - 1 + 2 * 2
+    assert graphs.replace_convolutions(graph, anywhere=True) == 2 * 2 + 2 * 2 - 1 + 2 * 2
     assert operators(graph) == {
         "aten.convolution.default": 2,
         "aten.convolution_backward.default": 4,
@@ -202,20 +263,20 @@ def test_all_convolutions_are_found() -> None:
         "wassersmooth.convolution_weight_gradient.default": 2,
     }
     graph.graph.lint()
-    assert ours.replace_convolutions(graph, anywhere=True) == 0
+    assert graphs.replace_convolutions(graph, anywhere=True) == 0
 
 
 def test_kernels_are_launched_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, _ = step()
-    ours.replace_convolutions(graph, anywhere=True)
+    graphs.replace_convolutions(graph, anywhere=True)
     launched: list[str] = []
 
     def launch(kernel: Any, like: Any) -> None:
         launched.append(str(kernel))
         raise RuntimeError("is reported by the step itself")
 
-    monkeypatch.setattr(ours, "_launch_once", launch)
-    with ours.kernels_made_meanwhile(graph):
+    monkeypatch.setattr(graphs, "_launch_once", launch)
+    with graphs.kernels_made_meanwhile(graph):
         graph.graph.eliminate_dead_code()
     assert sorted({*launched}) == [name for name in sorted(operators(graph)) if name.startswith("wassersmooth")]
     assert len(launched) < sum(count for name, count in operators(graph).items() if name.startswith("wassersmooth"))
@@ -223,7 +284,7 @@ def test_kernels_are_launched_once_for_each_shape(monkeypatch: pytest.MonkeyPatc
 
 def test_a_plain_step_has_single_weight_gradients() -> None:
     graph, _ = step(penalized=False)
-    assert ours.replace_convolutions(graph, anywhere=True) >= 2 * 2 + 1
+    assert graphs.replace_convolutions(graph, anywhere=True) >= 2 * 2 + 1
     assert operators(graph)["wassersmooth.convolution_weight_gradient.default"] == 2
 
 
@@ -233,7 +294,7 @@ def test_a_plain_step_has_single_weight_gradients() -> None:
 def test_the_same_step(penalized: bool, compiled: bool) -> None:
     graph, arguments = step(penalized)
     expected = graph(*arguments)
-    ours.replace_convolutions(graph, anywhere=True)
+    graphs.replace_convolutions(graph, anywhere=True)
     torch.compiler.reset()
     backend = "inductor" if DEVICE == "cuda" else "aot_eager"
     function = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend) if compiled else graph
@@ -243,7 +304,7 @@ def test_the_same_step(penalized: bool, compiled: bool) -> None:
 @needs_cuda
 def test_in_a_cuda_graph() -> None:
     graph, arguments = step()
-    ours.replace_convolutions(graph, anywhere=True)
+    graphs.replace_convolutions(graph, anywhere=True)
     graph(*arguments)
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()

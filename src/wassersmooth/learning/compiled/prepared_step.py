@@ -16,13 +16,13 @@ from wassersmooth import _checks, _model_checks
 from wassersmooth._torch_internals import compile_graph, pytree, start_compile_workers
 from wassersmooth.learning import losses
 from wassersmooth.learning.compiled import compile_cache
-from wassersmooth.learning.compiled.convolutions import kernels_made_meanwhile, replace_convolutions
 from wassersmooth.learning.compiled.cuda_graph import CudaGraph
 from wassersmooth.learning.compiled.functional_model import FunctionalModel
 from wassersmooth.learning.compiled.gradient_step import gradient_step, plain_step, trace_field_graph, trace_loss_graph
 from wassersmooth.learning.compiled.joint_graph import BatchLayout, JointGraph, StepArguments, trace_elementary
 from wassersmooth.learning.compiled.memory_plan import keep_chosen_values
 from wassersmooth.learning.compiled.metric_op import MetricHandle
+from wassersmooth.learning.compiled.replace_convolutions import kernels_made_meanwhile, replace_convolutions
 from wassersmooth.learning.compiled.second_jvp import hessian_step
 from wassersmooth.learning.compiled.supported_models import nothing_to_train
 from wassersmooth.learning.covector_norms import evaluate_unchecked

@@ -1,27 +1,20 @@
-"""Triton kernels for convolutions with few channels and their gradients, and how they replace torch's in a traced graph.
+"""Triton kernels for convolutions with few channels, and for their gradients.
 
-The kernels (:mod:`wassersmooth.learning.compiled.convolution_kernels`) need Triton, which is optional. They are registered as
-custom operators, opaque to the compiler. :func:`replace_convolutions` puts them into a graph that has been traced and
-differentiated already, so they need no derivatives.
+The kernels (:mod:`wassersmooth.convolution_kernels`) need Triton, which is optional. They are registered as custom operators,
+opaque to the compiler, for graphs that have been differentiated already. :class:`Convolution2d` is a layer that uses them.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
-import operator
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from wassersmooth._torch_internals import pytree
 from wassersmooth.torch_ops import register
-
-aten = torch.ops.aten
 
 MAX_ELEMENTS = 2**31 - 1  # elements of a tensor: the kernels use 32-bit indices
 
@@ -120,7 +113,7 @@ def _weight_gradient(
     inputs: list[Tensor], gradients: list[Tensor], size: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
     """The gradient of a weight of this size, summed over one or two pairs of an input and an output gradient."""
-    from wassersmooth.learning.compiled.convolution_kernels import weight_gradient as kernel
+    from wassersmooth.convolution_kernels import weight_gradient as kernel
 
     shape = shape_of(inputs[0], size, stride, padding, dilation)
     cut, programs = weight_blocks(shape)
@@ -172,8 +165,8 @@ def _empty(like: Tensor, size: list[int]) -> Tensor:
     return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
-def _launch(a: Tensor, weight: Tensor, shape: Shape, gradient: bool) -> Tensor:
-    from wassersmooth.learning.compiled.convolution_kernels import convolution
+def _launch(a: Tensor, weight: Tensor, shape: Shape, gradient: bool, bias: Tensor | None = None) -> Tensor:
+    from wassersmooth.convolution_kernels import convolution
 
     cut = blocks(shape, gradient, a.dtype)
     channels, size = (shape.channels, shape.size) if gradient else (shape.out_channels, shape.out_size)
@@ -181,8 +174,9 @@ def _launch(a: Tensor, weight: Tensor, shape: Shape, gradient: bool) -> Tensor:
     pixels = a.shape[0] * size[0] * size[1]
     with torch.cuda.device_of(a):  # type: ignore[no-untyped-call]
         convolution[(-(-pixels // cut.pixels), -(-channels // cut.out))](
-            *(_channels_last(a), _channels_last(weight), result, pixels),
+            *(_channels_last(a), _channels_last(weight), weight if bias is None else bias, result, pixels),
             GRADIENT=gradient,
+            HAS_BIAS=bias is not None,
             **_constants(a, shape.constants(gradient), cut),
         )
     return result
@@ -210,104 +204,44 @@ def kernels_support(*tensors: Tensor) -> bool:
     return {t.dtype for t in tensors} <= allowed and len({t.dtype for t in tensors}) == 1
 
 
-def replace_convolutions(graph: fx.GraphModule, anywhere: bool = False) -> int:
-    """Replace convolutions and their gradients by the kernels where these are faster, and return the number replaced.
+class Convolution2d(nn.Conv2d):
+    """A convolution for networks whose weights are constants: where the kernels are faster they compute it and its input
+    gradient, with the bias added on the way."""
 
-    Arguments:
-        graph: of elementary operators, each node with a fake tensor, and one node for each gradient of a convolution, as after
-            ``separate_products``.
-        anywhere: on any device, and also where they are slower.
-    """
-    found = 0
-    for node in graph.graph.find_nodes(op="call_function", target=aten.add.Tensor):
-        found += 2 * _replace_weight_gradients(graph.graph, node, list(node.args), anywhere)
-    for node in graph.graph.find_nodes(op="call_function", target=operator.getitem):
-        found += bool(node.users) and _replace_weight_gradients(graph.graph, node, [node], anywhere)
-        source: Any = _gradient(node, 0)
-        if source is not None:
-            d, a, weight, _, *settings = source.args[:7]
-            if _should_replace(a, weight, settings, anywhere):
-                _replace(graph.graph, node, "convolution_input_gradient", (d, weight, list(a.meta["val"].shape), *settings))
-                found += 1
-    for node in graph.graph.find_nodes(op="call_function", target=aten.convolution.default):
-        a, weight, bias, *settings, transposed, _, groups = node.args
-        if bias is None and not transposed and groups == 1 and _should_replace(a, weight, settings, anywhere):
-            _replace(graph.graph, node, "convolution_forward", (a, weight, *settings))
-            found += 1
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return found
+    anywhere = False  # use the kernels on any device, and also where they are slower
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self._kernels_are_faster(input):
+            return super().forward(input)
+        result: Tensor = _WithConstantWeights.apply(input, self.weight, self.bias, *self._settings())  # type: ignore[no-untyped-call]
+        return result
+
+    def _settings(self) -> list[list[int]]:
+        return [[int(size) for size in pair] for pair in (self.stride, self.padding, self.dilation)]
+
+    def _kernels_are_faster(self, images: Tensor) -> bool:
+        plain = self.groups == 1 and self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        constant = not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in self.parameters())
+        if not (plain and constant and (images.is_cuda or self.anywhere) and kernels_support(images, self.weight)):
+            return False
+        if torch.is_autocast_enabled(images.device.type):
+            return False
+        shape = shape_of(images, self.weight, *self._settings())
+        elements = len(images) * shape.out_channels * math.prod(shape.out_size)
+        return elements <= MAX_ELEMENTS and (self.anywhere or is_faster(shape, len(images)))
 
 
-@contextmanager
-def kernels_made_meanwhile(graph: fx.GraphModule) -> Iterator[None]:
-    """Launch every kernel of the graph once, in threads, while the caller does something else.
+class _WithConstantWeights(torch.autograd.Function):
+    """The kernels as one differentiable function of the images."""
 
-    Triton compiles a kernel when it is first launched, about one second each, most of it outside of Python.
-    """
-    calls: dict[str, tuple[Any, Any]] = {}  # read before the caller changes the graph
-    for node in graph.graph.nodes:
-        if node.op == "call_function" and node.target in KERNELS:
-            like = fx.node.map_arg(node.args, lambda argument: argument.meta["val"])
-            sizes = pytree.tree_map_only(Tensor, lambda value: (value.shape, value.stride(), value.dtype), like)
-            calls[repr((node.target, sizes))] = node.target, like
-    with ThreadPoolExecutor(8) as pool:
-        launches = [pool.submit(_launch_once, *call) for call in calls.values()]
-        yield
-    for launch in launches:
-        launch.exception()  # a kernel that fails does so again in the step, which reports it
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, weight: Tensor, bias: Tensor | None, *settings: list[int]) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.shape = shape_of(a, weight, *settings)
+        return _launch(a, weight, ctx.shape, gradient=False, bias=bias)
 
-
-def _launch_once(kernel: Any, like: Any) -> None:
-    def empty(value: Tensor) -> Tensor:
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-
-    kernel(*pytree.tree_map_only(Tensor, empty, like))
-
-
-def _should_replace(a: fx.Node, weight: fx.Node, settings: Any, anywhere: bool) -> bool:
-    images, value = a.meta["val"], weight.meta["val"]
-    if not kernels_support(images, value):
-        return False
-    shape = shape_of(images, value, *settings)
-    if len(images) * shape.out_channels * shape.out_size[0] * shape.out_size[1] > MAX_ELEMENTS:
-        return False
-    return anywhere or (images.is_cuda and is_faster(shape, len(images)))
-
-
-def _gradient(node: Any, which: int) -> fx.Node | None:
-    """The ``convolution_backward`` whose only result is this node, the gradient of the input (0) or weight (1)."""
-    if not isinstance(node, fx.Node) or node.target is not operator.getitem or node.args[1] != which:
-        return None
-    backward: Any = node.args[0]
-    if backward.target is not aten.convolution_backward.default:
-        return None
-    d, *_, transposed, _, groups, mask = backward.args
-    alone = list(mask) == [i == which for i in range(3)]
-    return backward if alone and not transposed and groups == 1 and kernels_support(d.meta["val"]) else None
-
-
-def _replace_weight_gradients(graph: fx.Graph, node: fx.Node, terms: list[Any], anywhere: bool) -> bool:
-    """Replace a sum of terms if all are weight gradients of one convolution, and return whether they are."""
-    sources: list[Any] = [_gradient(term, 1) for term in terms]
-    if None in sources or (len(terms) > 1 and (node.kwargs or any(len(term.users) > 1 for term in terms))):
-        return False
-    (weight, _, *settings), inputs = sources[0].args[2:7], [source.args[1] for source in sources]
-    alike = all(source.args[2:] == sources[0].args[2:] for source in sources)
-    if not alike or not all(_should_replace(a, weight, settings, anywhere) for a in inputs):
-        return False
-    arguments = (inputs, [source.args[0] for source in sources], list(weight.meta["val"].shape), *settings)
-    _replace(graph, node, "convolution_weight_gradient", arguments)
-    return True
-
-
-def _replace(graph: fx.Graph, node: fx.Node, name: str, arguments: tuple[Any, ...]) -> None:
-    """Replace the node by the operator of this name."""
-    operation = getattr(torch.ops.wassersmooth, name).default
-    with graph.inserting_before(node):
-        new = graph.call_function(operation, arguments)
-    with node.meta["val"].fake_mode:
-        value = operation(*fx.node.map_arg(arguments, lambda argument: argument.meta["val"]))
-    new.meta = {**node.meta, "val": value}
-    node.replace_all_uses_with(new)
-    graph.erase_node(node)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        return _launch(d, weight, ctx.shape, gradient=True), None, None, None, None, None

@@ -1,4 +1,4 @@
-"""Triton kernels of convolutions with few channels. Launched by :mod:`wassersmooth.learning.compiled.convolutions`.
+"""Triton kernels of convolutions with few channels. Launched by :mod:`wassersmooth.convolutions`.
 
 All tensors are channels-last in memory, weights too: (out, row, column, in). A program gathers its tile of shifted pixels
 directly from there; neighboring programs share most of their reads through the caches. Sizes are compile-time constants, so
@@ -78,9 +78,11 @@ def weight_gradient(
 def convolution(
     a,
     weight,
+    bias,
     result,
     pixels,
     GRADIENT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     SCALE: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -103,6 +105,7 @@ def convolution(
     """Compute a block of pixels and channels of a convolution of ``a`` or, with GRADIENT, of an input gradient.
 
     In the latter case ``a`` is the output gradient with HEIGHT and CHANNELS, and OUT_HEIGHT and OUT_CHANNELS are the input's.
+    With HAS_BIAS the bias of each output channel is added.
     """
     pixel = tl.program_id(0) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)
     out = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
@@ -129,4 +132,7 @@ def convolution(
         w_tile = tl.load(weight + w_place, mask=in_inner[:, None] & in_out[None, :], other=0.0)
         total = tl.dot(a_tile, w_tile, total, input_precision="tf32")
     place = pixel[:, None] * OUT_CHANNELS + out[None, :]
-    tl.store(result + place, (total * SCALE).to(result.dtype.element_ty), mask=here[:, None] & in_out[None, :])
+    total *= SCALE
+    if HAS_BIAS:
+        total += tl.load(bias + out, mask=in_out, other=0.0).to(tl.float32)[None, :]
+    tl.store(result + place, total.to(result.dtype.element_ty), mask=here[:, None] & in_out[None, :])
