@@ -1,9 +1,8 @@
 """AutoAttack beside its reference implementation: how many images each attack fools, and how long it takes.
 
 Rows are written one by one into a file, and those that are in it, or that another process is measuring, are left alone, so
-that a run can be stopped, continued, and shared by several processes. ``parity`` compares each attack alone and the whole
-ensemble on published networks; its reference runs are bound by the launching of kernels, so several processes may measure side
-by side. ``speed`` is measured alone on the machine.
+that a run can be stopped, continued, and shared by several processes. ``parity`` compares the whole ensemble on published
+networks, and ``members`` each of its attacks alone; ``speed`` is measured alone on the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -36,13 +35,19 @@ from wassersmooth.study.runs import locked
 from wassersmooth.study.stored_json import COUNT, list_of, number, object_of, object_with, one_of, text, whole
 from wassersmooth.study.tables import escape_value
 
-PartName = Literal["parity", "speed"]
+PartName = Literal["speed", "parity", "members"]
+NetworkName = Literal["euclidean", "wasserstein", "none"]
+BallName = Literal["linf 2/255", "linf 8/255", "l2 0.5"]
 Row = dict[str, Any]
 Fooled = Callable[[], Tensor]  # which images are wrong afterwards. # shape: (n,) bool
 
 KEY = ("part", "network", "ball", "attack")
-BALLS: dict[str, tuple[float, Norm]] = {"linf 2/255": (2 / 255, "linf"), "linf 8/255": (8 / 255, "linf"), "l2 0.5": (0.5, "l2")}
-NETWORKS = ("euclidean", "wasserstein", "none")
+BALLS: dict[BallName, tuple[float, Norm]] = {
+    "linf 2/255": (2 / 255, "linf"),
+    "linf 8/255": (8 / 255, "linf"),
+    "l2 0.5": (0.5, "l2"),
+}
+NETWORKS: tuple[NetworkName, ...] = get_args(NetworkName)
 MEMBERS = ("apgd-ce", "apgd-t", "fab-t", "square")  # as the reference names them, in our order
 ENSEMBLE = "ensemble"
 DEFAULT_BATCH = 250  # of the reference
@@ -60,7 +65,7 @@ TITLES = {
 }
 ROW = object_with(
     {
-        "part": one_of("parity", "speed"),
+        "part": one_of(*get_args(PartName)),
         "network": one_of(*TITLES),
         **dict.fromkeys(("ball", "attack", "reference"), text),
         "images": whole(1),
@@ -86,13 +91,14 @@ class Case:
         return (self.part, self.network, self.ball, self.attack)
 
 
-def cases(parts: tuple[PartName, ...]) -> list[Case]:
+def cases(parts: Sequence[PartName], networks: Sequence[str] = NETWORKS, balls: Sequence[str] = tuple(BALLS)) -> list[Case]:
     """What there is to measure, the most important first."""
-    parity = [Case("parity", network, ball, ENSEMBLE) for ball in BALLS for network in NETWORKS]
-    parity += [Case("parity", network, ball, member) for ball in BALLS for network in NETWORKS for member in MEMBERS]
     speed = [Case("speed", "resnet20", "linf 2/255", ENSEMBLE), Case("speed", "resnet50", "half survive", ENSEMBLE)]
     speed += [Case("speed", "resnet20", "linf 2/255", BATCHED)]
-    return [case for case in speed + parity if case.part in parts]
+    published = [(network, ball) for ball in balls for network in networks]
+    parity = [Case("parity", *pair, ENSEMBLE) for pair in published]
+    members = [Case("members", *pair, member) for pair in published for member in MEMBERS]
+    return [case for case in speed + parity + members if case.part in parts]
 
 
 @dataclass(frozen=True)
@@ -100,14 +106,14 @@ class Counts:
     """How many images there are for a case."""
 
     images: int = 1000
-    member_images: int = 250
+    member_images: int = 100
     speed_images: int = 500
     large_images: int = 32
 
     def of(self, case: Case) -> int:
         if case.part == "speed":
             return self.large_images if case.network == "resnet50" else self.speed_images
-        return self.images if case.attack == ENSEMBLE else self.member_images
+        return self.images if case.part == "parity" else self.member_images
 
 
 def missing(output: Path, todo: Sequence[Case]) -> list[Case]:
@@ -155,7 +161,7 @@ def measure_case(case: Case, data: Part, count: int, models: Path, device: torch
         name = "euclidean" if case.network == "resnet20" else case.network
         model = load_published(models / f"{name}.safetensors").to(device).eval()
         part = Part(data.images[:count], data.labels[:count]).to(device)
-        ball = BALLS[case.ball]
+        ball = BALLS[cast(BallName, case.ball)]
     with torch.no_grad():
         clean = model(part.images).argmax(1) != part.labels
     warm_up(model, part, ball)
@@ -336,7 +342,7 @@ def row_line(row: Row) -> str:
 def blocks(rows: Sequence[Row]) -> dict[str, str]:
     """The tables of the page, by the name of their block; those without rows are left out."""
     found = {}
-    if parity := [row for row in rows if row["part"] == "parity"]:
+    if parity := [row for row in rows if row["part"] in ("parity", "members")]:
         found["autoattack_parity"] = _parity(parity)
     if speed := [row for row in rows if row["part"] == "speed"]:
         found["autoattack_speed"] = _speed(speed)

@@ -123,8 +123,13 @@ class Autoattack:
 
     output: Path = Path("results/speed/autoattack-h200.json")
     """The file of rows to add to."""
-    parts: tuple[autoattack_cost.PartName, ...] = ("speed", "parity")
-    """speed: all of it on a ResNet-20 and a ResNet-50, alone on the machine. parity: each attack on the published networks."""
+    parts: tuple[autoattack_cost.PartName, ...] = ("speed", "parity", "members")
+    """speed: all of it on a ResNet-20 and a ResNet-50, alone on the machine. parity: all of it on the published networks.
+    members: each attack alone on these."""
+    networks: tuple[autoattack_cost.NetworkName, ...] = autoattack_cost.NETWORKS
+    """Of parity and members."""
+    balls: tuple[autoattack_cost.BallName, ...] = tuple(autoattack_cost.BALLS)
+    """Of parity and members."""
     seconds: float = 3600.0
     """No case is begun later than so many seconds after the start."""
     images: int = autoattack_cost.Counts.images
@@ -143,22 +148,31 @@ class Autoattack:
     """The folder of the published networks."""
     page: Path | None = None
     """Fills the blocks of this page with the rows of the file."""
+    more_rows: tuple[Path, ...] = ()
+    """Further files of rows for the page, such as those from another machine."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    threads: int | None = None
+    """Threads of torch on the CPU."""
 
     def __call__(self) -> None:
+        if self.threads is not None:
+            _require_positive(threads=self.threads)
+            torch.set_num_threads(self.threads)
         until = time.time() + self.seconds
         counts = autoattack_cost.Counts(self.images, self.member_images, self.speed_images, self.large_images)
         _require_positive(**vars(counts))
         device, console = choose_device(self.device), Console()
-        todo = autoattack_cost.cases(self.parts)
+        todo = autoattack_cost.cases(self.parts, self.networks, self.balls)
         if time.time() < until and autoattack_cost.missing(self.output, todo):
             data = load(Data(self.dataset, self.data_dir), self.images, trained_elsewhere=True).test
             facts = (self.models, device, _origin(device), until, console.line)
             for row in autoattack_cost.measure(self.output, todo, data, counts, *facts):
                 console.line(autoattack_cost.row_line(row))
         if self.page is not None:
-            tables = autoattack_cost.blocks(row_store.checked(self.output, autoattack_cost.ROW))
+            files = (*self.more_rows, self.output)  # a row of the file itself comes last, and replaces one of another
+            rows = [row for file in files for row in row_store.checked(file, autoattack_cost.ROW)]
+            tables = autoattack_cost.blocks(row_store.merged([], rows, autoattack_cost.KEY))
             durable.write(self.page, with_blocks(read_page(self.page), tables).encode())
             console.line(f"page: {self.page}")
 

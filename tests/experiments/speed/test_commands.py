@@ -90,20 +90,21 @@ def test_autoattack_beside_its_reference(
     monkeypatch.setattr(autoattack_cost, "reference", fake)
     monkeypatch.setattr(autoattack, "ITERATIONS", 2)
     monkeypatch.setattr(autoattack, "QUERIES", 2)
-    monkeypatch.setattr(autoattack_cost, "NETWORKS", ("none",))
     monkeypatch.setattr(autoattack_cost, "MEMBERS", ("apgd-ce",))
     generator = np.random.default_rng(0)
     np.savez(tmp_path / "few.npz", images=generator.integers(0, 256, (5, 3, 32, 32), np.uint8), labels=[0, 1, 2, 3, 9])
     path = tmp_path / "rows.json"
     common = f"--dataset {tmp_path / 'few.npz'} --images 4 --member-images 3 --speed-images 2 --large-images 2 --device cpu"
-    common += f" --output {path} --models {ROOT / 'results/paper/models'}"
+    common += f" --output {path} --models {ROOT / 'results/paper/models'} --networks none"
     with locked(tmp_path / "rows.parity-none-linf-8-255-ensemble.lock"):
-        assert main(["autoattack", "--parts", "parity", *common.split()], PROGRAM) == 0
+        assert main(["autoattack", "--parts", "parity", "members", *common.split()], PROGRAM) == 0
     assert len(asked) == 5
     for _ in range(2):
-        assert main(["autoattack", "--parts", "parity", *common.split()], PROGRAM) == 0
+        assert main(["autoattack", "--parts", "parity", "members", *common.split()], PROGRAM) == 0
         assert len(asked) == 6
-    assert not list(tmp_path.glob("rows.parity*"))
+    assert main(["autoattack", "--parts", "parity", "--balls", "l2 0.5", *common.split()], PROGRAM) == 0
+    assert len(asked) == 6
+    assert not [*tmp_path.glob("rows.parity*"), *tmp_path.glob("rows.members*")]
     rows = json.loads(path.read_text())["rows"]
     assert {(row["ball"], row["attack"]) for row in rows} == {
         (ball, attack) for ball in ("linf 2/255", "linf 8/255", "l2 0.5") for attack in ("ensemble", "apgd-ce")
@@ -145,6 +146,11 @@ def test_speed_of_autoattack_and_its_page(tmp_path: Path, monkeypatch: pytest.Mo
     assert f"| ResNet-20, 3x32x32 | 2 | 2/255 | {small['wrong']['ours']} / 2 |" in filled
     assert f"| ResNet-20, 3x32x32, reference in batches of 250 | 2 | 2/255 | {batched['wrong']['ours']} / 2 |" in filled
     assert filled.endswith("<!-- bench: autoattack_parity -->\nNot measured.\n<!-- /bench -->\n")
+    published = small | {"part": "parity", "network": "none", "ball": "l2 0.5"}
+    (tmp_path / "cpu.json").write_text(json.dumps({"rows": [published, small | {"seconds": {"ours": 1.0, "reference": 77.0}}]}))
+    assert main(["autoattack", "--seconds", "0", "--more-rows", str(tmp_path / "cpu.json"), *flags.split()], PROGRAM) == 0
+    assert f"| none, l2 0.5 | {small['wrong']['clean']} | {small['wrong']['ours']} / 2 |" in page.read_text()
+    assert "77.0" not in page.read_text()
 
 
 def test_the_large_network_is_a_resnet_50() -> None:
