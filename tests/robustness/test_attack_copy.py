@@ -9,6 +9,7 @@ from torch import nn
 from tests.compare import assert_matches
 from wassersmooth import Normalized
 from wassersmooth.convolutions import Convolution2d
+from wassersmooth.robustness import attack_copy as attack_copy_module
 from wassersmooth.robustness import packed_search
 from wassersmooth.robustness.apgd import APGD
 from wassersmooth.robustness.attack_copy import attack_copy
@@ -184,6 +185,19 @@ def test_on_cuda_the_convolutions_use_the_kernels():
     assert kinds == {Convolution2d if DEVICE == "cuda" else nn.Conv2d}
     for ours, theirs in zip(answers(found, images(9, torch.float32)), answers(model, images(9, torch.float32)), strict=True):
         assert_matches(ours, theirs, 1e-2 if DEVICE == "cuda" else 1e-4)  # tf32, and its kinks
+
+
+def test_where_triton_fails_the_convolutions_stay_torch_s(monkeypatch):
+    def fails(layer, images):
+        raise ImportError("no C compiler")
+
+    model = with_statistics(ResNet20(3, 10)).to(DEVICE)
+    sizes = {layer: torch.Size((4, layer.in_channels, 8, 8)) for layer in model.modules() if isinstance(layer, nn.Conv2d)}
+    model.requires_grad_(False)
+    for forward, kind in ((Convolution2d.forward, Convolution2d), (fails, nn.Conv2d)):
+        monkeypatch.setattr(Convolution2d, "forward", forward)
+        attack_copy_module._use_kernels(model, sizes)
+        assert {type(layer) for layer in sizes} == {kind}
 
 
 class Liar(nn.Module):

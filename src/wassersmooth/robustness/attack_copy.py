@@ -111,7 +111,10 @@ def _fold_batch_norms(model: nn.Module, probes: Tensor) -> dict[nn.Conv2d, torch
 
 
 def _use_kernels(model: nn.Module, sizes: dict[nn.Conv2d, torch.Size]) -> None:
-    """Let the convolutions use the kernels where these are faster; compile them side by side, as Triton takes a second each."""
+    """Let the convolutions use the kernels where these are faster; compile them side by side, as Triton takes a second each.
+
+    Where Triton does not work, as on a machine without a C compiler, the convolutions stay torch's.
+    """
     distinct = {}
     for layer, size in sizes.items():
         layer.__class__ = Convolution2d
@@ -124,8 +127,10 @@ def _use_kernels(model: nn.Module, sizes: dict[nn.Conv2d, torch.Size]) -> None:
             torch.autograd.grad(layer(one.requires_grad_()).sum(), one)
 
     with ThreadPoolExecutor(8) as pool:
-        for call in [pool.submit(call_once, *arguments) for arguments in distinct.values()]:
-            call.result()
+        calls = [pool.submit(call_once, *arguments) for arguments in distinct.values()]
+    if any(call.exception() for call in calls):
+        for layer in sizes:
+            layer.__class__ = nn.Conv2d
 
 
 def _answers(model: nn.Module, probes: Tensor) -> tuple[Tensor, Tensor]:

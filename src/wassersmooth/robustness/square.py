@@ -96,43 +96,56 @@ class SquareSearch(Search):
         state["found"].copy_((original + self.epsilon * change).clamp_(0, 1))
         state["value"] = original.new_full((batch,), -torch.inf)
         self._judge(state, state["found"], scores(model, state["found"], state["label"]))
-        state["draws"] = original.new_zeros(batch, DRAWN_AT_ONCE, 5 + channels)
+        state["draws"] = original.new_zeros(batch, DRAWN_AT_ONCE, 5)
+        state["signs"] = original.new_zeros(batch, DRAWN_AT_ONCE, channels)
+        state["corners"] = torch.zeros(batch, DRAWN_AT_ONCE, 4, dtype=torch.int64, device=original.device)
         state["side"] = torch.zeros_like(state["turn"])
         if self.norm == "l2":
             state["bump"] = original.new_zeros(batch, min(height, width), min(height, width))
 
     def prepare(self, state: State, iteration: int, generator: torch.Generator | None) -> None:
-        if iteration % DRAWN_AT_ONCE == 0:
-            state["draws"].copy_(uniform(state["draws"].shape, state["draws"], generator))
         height, width = state["original"].shape[-2:]
         side = self._side(iteration, height, width)
-        if iteration == 0 or side != self._side(iteration - 1, height, width):
+        resized = iteration == 0 or side != self._side(iteration - 1, height, width)
+        if resized:
             state["side"].fill_(side)
             if self.norm == "l2":
                 state["bump"].zero_()
                 state["bump"][:, :side, :side] = bump(side).to(state["bump"])
+        if iteration % DRAWN_AT_ONCE == 0:
+            batch, queries, channels = state["signs"].shape
+            drawn = uniform(torch.Size((batch, queries, 5 + channels)), state["draws"], generator)
+            state["draws"].copy_(drawn[..., :5])
+            state["signs"].copy_(1 - 2 * (drawn[..., 5:] < 0.5).to(drawn.dtype))
+        if resized or iteration % DRAWN_AT_ONCE == 0:  # the first row and column of two squares, inside the image
+            for place, size in enumerate((height, width, height, width)):
+                state["corners"][..., place].copy_((state["draws"][..., place] * (size + 1 - side)).long())
 
     @torch.no_grad()
     def advance(self, model: nn.Module, state: State) -> None:
-        drawn = state["draws"][torch.arange(len(state["turn"]), device=state["turn"].device), state["turn"] % DRAWN_AT_ONCE]
-        signs = 1 - 2 * (drawn[:, 5:, None, None] < 0.5).to(drawn.dtype)
-        change = self._linf_change(state, drawn, signs) if self.norm == "linf" else self._l2_change(state, drawn, signs)
+        query = state["turn"][:1] % DRAWN_AT_ONCE  # the same for all rows
+        corners, signs = (state[name].index_select(1, query)[:, 0] for name in ("corners", "signs"))
+        if self.norm == "linf":
+            change = self._linf_change(state, corners, signs[:, :, None, None])
+        else:
+            turned = state["draws"].index_select(1, query)[:, 0, 4] < 0.5
+            change = self._l2_change(state, corners, signs[:, :, None, None], turned)
         trial = (state["original"] + change).clamp_(0, 1)
         self._judge(state, trial, call_model(model, trial))
         state["turn"] += 1
 
-    def _linf_change(self, state: State, drawn: Tensor, signs: Tensor) -> Tensor:
+    def _linf_change(self, state: State, corners: Tensor, signs: Tensor) -> Tensor:
         """One square, in which every channel changes by epsilon, up or down."""
         change = state["found"] - state["original"]
-        return torch.where(_window(state, *_corner(state, drawn[:, 0:2])), self.epsilon * signs, change)
+        return torch.where(_window(state, corners[:, 0], corners[:, 1]), self.epsilon * signs, change)
 
-    def _l2_change(self, state: State, drawn: Tensor, signs: Tensor) -> Tensor:
+    def _l2_change(self, state: State, corners: Tensor, signs: Tensor, turned: Tensor) -> Tensor:
         """Move the squared norm of one window, and what is left of the ball, into another, as a bump added to what is there."""
         change = state["found"] - state["original"]
-        row, column = _corner(state, drawn[:, 0:2])
-        window, emptied = _window(state, row, column), _window(state, *_corner(state, drawn[:, 2:4]))
+        row, column, *other = corners.unbind(1)
+        window, emptied = _window(state, row, column), _window(state, *other)
         inside = change * window
-        shape = _bumps(state, row, column, drawn[:, 4] < 0.5) * signs + inside / (_per_channel(inside) + TINY)
+        shape = _bumps(state, row, column, turned) * signs + inside / (_per_channel(inside) + TINY)
         left = (self.epsilon**2 - per_image(length(change, "l2"), change).square()).clamp_min(0) / change.shape[1]
         mass = left + _per_channel(change * (window | emptied)).square()
         shape = shape * window
@@ -159,13 +172,6 @@ class SquareSearch(Search):
         if self.norm == "l2":  # a bump has two halves
             return min(max(side, 3) | 1, height, width)
         return max(1, min(side, height - 1, width - 1))
-
-
-def _corner(state: State, drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """The first row and column of a random square of every image. # shape: (B, 2) uniform -> (B,), (B,)"""
-    height, width = state["original"].shape[-2:]
-    down, right = drawn.unbind(1)
-    return (down * (height + 1 - state["side"])).long(), (right * (width + 1 - state["side"])).long()
 
 
 def _window(state: State, row: Tensor, column: Tensor) -> Tensor:
