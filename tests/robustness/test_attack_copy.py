@@ -134,7 +134,8 @@ def test_the_copy_computes_the_same_without_batch_norms(model):
 def test_the_model_stays_as_it_is():
     model = with_statistics(ResNet20(3, 10, "relu")).to(DEVICE)
     before, layers = copy.deepcopy(model.state_dict()), [type(layer) for layer in model.modules()]
-    copied(model, torch.float32)
+    with isolated_model(model, images()) as inner:
+        assert attack_copy(inner, images(dtype=torch.float32)) is not inner
     assert [type(layer) for layer in model.modules()] == layers
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.requires_grad for parameter in model.parameters())

@@ -198,6 +198,23 @@ def test_layer_is_torch_s_where_the_kernels_do_not_serve(monkeypatch: pytest.Mon
 
 
 @runs_kernels
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_layer_leaves_slow_input_gradients_to_torch(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer(case, True)
+    monkeypatch.setattr(ours, "layer_is_faster", lambda *_, gradient=False: False)
+    result = layer.fast(layer.images)
+    layer.fast.anywhere = False
+    assert result.grad_fn.by_kernel  # type: ignore[union-attr]
+    result.grad_fn.by_kernel = False  # type: ignore[union-attr]
+    monkeypatch.setattr(ours, "_launch", lambda *_, **__: pytest.fail("torch should compute it"))
+    (g,) = torch.autograd.grad(result, layer.images, layer.d)
+    exact = layer.images.detach().double().cpu().requires_grad_()
+    expected = torch.autograd.grad(layer.plain.double()(exact), exact, layer.d.double().cpu())[0]
+    assert_matches(g, expected.to(DEVICE), TOLERANCE)
+    assert g.is_contiguous(memory_format=torch.channels_last)
+
+
+@runs_kernels
 def test_layer_with_weights_that_are_trained_is_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "_launch", lambda *_, **__: pytest.fail("its weights would get no gradient"))
     layer = Layer(ODD[1], True)
@@ -336,6 +353,14 @@ def test_where_they_are_faster() -> None:
         at = ([stride, stride], [window // 2, window // 2], [1, 1])
         return ours.is_faster(ours.shape_of(a, [out, channels, window, window], *at), 128)
 
+    def layer_faster(channels: int, out: int, side: int, stride: int = 1, images: int = 500, gradient: bool = False) -> bool:
+        a = torch.empty(images, channels, side, side, device="meta")
+        shape = ours.shape_of(a, [out, channels, 3, 3], [stride, stride], [1, 1], [1, 1])
+        return ours.layer_is_faster(shape, images, gradient)
+
+    assert all(layer_faster(*layer) for layer in LAYERS)
+    assert [layer_faster(*layer, gradient=True) for layer in LAYERS] == [True, True, False, True, False, False]
+    assert not layer_faster(64, 64, 8, images=600)
     assert all(faster(*layer) for layer in LAYERS)
     assert not faster(128, 64, 8)
     assert not faster(64, 64, 56)
