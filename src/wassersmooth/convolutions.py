@@ -225,8 +225,8 @@ def kernels_support(*tensors: Tensor) -> bool:
 
 
 class Convolution2d(nn.Conv2d):
-    """A convolution for networks whose weights are constants: where the kernels are faster they compute it, with its bias, and its
-    input gradient."""
+    """A convolution for networks whose weights are constants: where the kernels are faster, they compute it, with its bias, and
+    its input gradient."""
 
     anywhere = False  # use the kernels on any device, and also where they are slower
 
