@@ -59,7 +59,8 @@ def test_learned_nothing_comes_first():
     assert told == "Learned nothing: it gives one answer for all images, and 90.0 % of the answers are wrong."
     told = report(clean=176, curve=[(8, 200)]).summary
     assert told == (
-        "Learned nothing: 88.0 % of images are misclassified as they are, and guessing among 10 classes gives 90.0 %."
+        "Learned nothing: 88.0 % of images are misclassified as they are, and guessing among 10 classes gives 90.0 %. If "
+        "this model did better elsewhere, check its normalization and the order of its classes."
     )
 
 
@@ -78,8 +79,9 @@ def test_few_images_say_nothing_about_masking():
 
 
 def test_without_attacks_robustness_is_unknown():
-    told = report().summary
-    assert told.startswith("2.0 % of images are misclassified as they are; no attack was run, so robustness is unknown.")
+    told = "2.0 % of images are misclassified as they are; no attack was run, so robustness is unknown."
+    assert report().summary == told, "and nothing about whether attacks can be trusted"
+    assert "signs of gradient masking" in report(masking=[Finding("gradients_vanish", "")]).summary
 
 
 def test_the_union_counts_what_any_attack_at_that_or_a_smaller_epsilon_fools():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,7 +182,8 @@ def test_without_a_file_the_weights_come_from_the_factory(here: Path, factory: s
         ),
         (
             ["their_models:bare", "--dataset", "STRIPES", "--weights", "other.safetensors"],
-            "holds another model: .* differ.*bare was called with channels=1 and classes=3, as many as the data have$",
+            r"holds another model: .* \(none in the file, \(4,\) of torch.float32 in the model\); "
+            "their_models:bare was called with channels=1 and classes=3, as many as the data have$",
         ),
         (
             ["their_models:bare", "--dataset", "STRIPES", "--weights", "wrapped.safetensors"],
@@ -272,6 +275,10 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(here: Path, capsy
     torch.save({"weight": Payload()}, here / "net.pt")
     assert evaluate("their_models:bare", "--weights", "net.pt", "--dataset", str(stripes)) == 2
     assert "exec); expected safetensors" in capsys.readouterr().err
+    (here / "net.pt").write_bytes(pickle.dumps(Payload(), 4))  # torch warns about the protocol
+    with warnings.catch_warnings(action="error"):
+        assert evaluate("their_models:bare", "--weights", "net.pt", "--dataset", str(stripes)) == 2
+    assert capsys.readouterr().err.count("\n") == 1
     torch.save({"epoch": 3}, here / "net.pt")
     assert evaluate("their_models:bare", "--weights", "net.pt", "--dataset", str(stripes)) == 2
     assert "holds no state dict; got a dictionary with epoch" in capsys.readouterr().err

@@ -118,9 +118,11 @@ def summarize(
     if high >= chance:
         return (
             f"Learned nothing: {error:.1f} % of images are misclassified as they are, and guessing among {classes} classes "
-            f"gives {chance:.1f} %."
+            f"gives {chance:.1f} %. If this model did better elsewhere, check its normalization and the order of its classes."
         )
-    return f"{_attacked(error, chance, headline(curve))} {_trust(findings, told)}".strip()
+    points = headline(curve)
+    trust = _trust(findings, told) if points or findings else ""  # of attacks that were not run there is nothing to say
+    return f"{_attacked(error, chance, points)} {trust}".strip()
 
 
 def _attacked(error: float, chance: float, points: Sequence[CurvePoint]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -186,7 +187,10 @@ def _read(weights: Path) -> dict[str, Tensor]:
         if zipfile.is_zipfile(weights):  # torch would unpack what torch.save never compresses
             with zipfile.ZipFile(weights) as archive:
                 refuse_bomb(weights, archive.infolist(), "torch.save")
-        return _state_dict(torch.load(weights, map_location="cpu", weights_only=True), weights)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the pickle's protocol, before an error that says what is expected
+            found = torch.load(weights, map_location="cpu", weights_only=True)
+        return _state_dict(found, weights)
     except FileNotFoundError:
         raise StudyError(f"--weights {weights} does not exist; expected a file of a state dict; check the path") from None
     except (*UNREADABLE, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
