@@ -69,14 +69,20 @@ def templates(*packages: str) -> Environment:
     return found
 
 
-def report_page(report: Report, title: str, remark: str = "") -> str:
-    """The page of one model, in one file that needs no other; a remark stands above everything else."""
+def report_page(report: Report, title: str, remark: str = "", source: str = "") -> str:
+    """The page of one model, in one file that needs no other.
+
+    Arguments:
+        remark: stands above everything else.
+        source: the data that the images are from.
+    """
     clean = report.entries[0]
     drawing = None
     if points := plotted_family(report.curve):
         chance = None if report.classes is None else error_of_guessing(report.classes)
         drawing = curve_drawing([CurveLine(title, 1, with_clean(points, clean.error, clean.low, clean.high))], chance)
-    about = {"report": report, "title": title, "remark": remark, "images": f"{clean.images:,}", "drawing": drawing}
+    about = {"report": report, "title": title, "remark": remark, "drawing": drawing}
+    about |= {"images": f"{clean.images:,} images{f' of {source}' if source else ''}"}
     return templates().get_template("evaluation.html").render(about, answers=answers(report), groups=grouped(report.entries))
 
 
