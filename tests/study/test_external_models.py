@@ -199,7 +199,11 @@ def test_without_a_file_the_weights_come_from_the_factory(here: Path, factory: s
         ),
         (["their_models.py", "--weights", "x"], "write their_models:FACTORY"),
         (["their_models:bare", "--dataset", "STRIPES", "--image-size", "16"], "--image-size is for a folder of images"),
-        (["their_models:narrow", "--dataset", "STRIPES"], "does not take an image of shape"),
+        (["their_models:narrow", "--dataset", "STRIPES"], "does not take an image of shape.*to the model by --image-size"),
+        (
+            ["their_models:bare", "--dataset", "STRIPES", "--mean", "0.5", "0.5", "0.5", "--std", "0.5", "0.5", "0.5"],
+            "--mean and --std take one number for each of the 1 channels of the data; got 3 and 3",
+        ),
         (["their_models:missing", "--dataset", "STRIPES"], "expected module:factory"),
         (["timm:resnet18", "--dataset", "STRIPES"], "timm:resnet18 is built without weights"),
         (["their_models:bare", "their_models:bare", "--dataset", "STRIPES", "--weights", "x"], "belongs to one model; got 2"),

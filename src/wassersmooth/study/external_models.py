@@ -116,6 +116,11 @@ def _normalization_of(
     if given.mean:
         if inside:
             raise StudyError(f"{name} has a wassersmooth.Normalized inside; got --mean and --std too; leave them out")
+        if len(given.mean) != channels or len(given.std) != channels:
+            raise StudyError(
+                f"--mean and --std take one number for each of the {channels} channels of the data; got {len(given.mean)} and "
+                f"{len(given.std)}; repeat a number that holds for all"
+            )
         return given
     if inside:
         return None
