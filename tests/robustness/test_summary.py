@@ -136,6 +136,15 @@ def test_a_ball_in_words(ball, words):
     assert point(ball[0], 3, *ball[1:]).words == words
 
 
+def test_words_and_numbers_are_kept_apart():
+    found = report()
+    points = (point(0.5, 30, norm="l2"), point(0.1, 20, norm="l2"))
+    told = Report("standard", 0, found.entries, (), (), [], None, curve=points, classes=10).summary
+    assert told.startswith(
+        "At an L2 distance of 0.5, 15.0 % of images are misclassified (2.0 % clean); at an L2 distance of 0.1, 10"
+    )
+
+
 def test_the_summary_of_a_real_model():
     _, _, images, labels = digits()
     found = evaluate(trained(), images[:100], labels[:100], "quick", seed=0)

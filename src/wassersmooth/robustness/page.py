@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from wassersmooth.robustness.report import Entry, Report
 
 MOST_TICKS = 9
+CHARACTER = 0.021  # the width of one in the label of a tick, as a share of the plot's
 NORMS = {"linf": "L-infinity norm", "l2": "L2 norm", "wasserstein": "Wasserstein distance"}
 
 
@@ -81,7 +82,8 @@ def report_page(report: Report, title: str, remark: str = "", source: str = "") 
     if points := plotted_family(report.curve):
         chance = None if report.classes is None else error_of_guessing(report.classes)
         drawing = curve_drawing([CurveLine(title, 1, with_clean(points, clean.error, clean.low, clean.high))], chance)
-    about = {"report": report, "title": title, "remark": remark, "drawing": drawing}
+    settings = [entry for entry in report.entries[1:] if entry.description != entry.name]
+    about = {"report": report, "settings_of": settings, "title": title, "remark": remark, "drawing": drawing}
     about |= {"images": f"{clean.images:,} images{f' of {source}' if source else ''}"}
     return templates().get_template("evaluation.html").render(about, answers=answers(report), groups=grouped(report.entries))
 
@@ -104,14 +106,17 @@ def _heading(entry: Entry) -> str:
 def answers(report: Report) -> tuple[Answer, ...]:
     """The three answers for one model."""
     clean = report.entries[0]
-    first = AnswerRow(f"{clean.error:.1f} %", f"{clean.low:.1f} to {clean.high:.1f} on {clean.images:,} images")
+    guessing = error_of_guessing(report.classes)
+    note = f"{clean.low:.1f} to {clean.high:.1f} on {clean.images:,} images"
+    first = AnswerRow(f"{clean.error:.1f} %", note, bad=clean.high >= guessing)
     attacked = AnswerRow("unknown", "no attack was run", bad=True)
     question = "Error under attack"
     for point in headline(report.curve)[:1]:
         question = attacked_question(point)
         note = f"{point.low:.1f} to {point.high:.1f} on {point.images:,} images, all attacks up to this size together"
-        attacked = AnswerRow(f"{point.error:.1f} %", note, bad=point.high >= error_of_guessing(report.classes))
-    trusted = trust(report.verdict)
+        attacked = AnswerRow(f"{point.error:.1f} %", note, bad=point.high >= guessing)
+    unasked = attacked.value == "unknown" and not report.masking
+    trusted = attacked if unasked else trust(report.verdict)
     return Answer("Clean error", (first,)), Answer(question, (attacked,)), Answer("Can the attacks be trusted?", (trusted,))
 
 
@@ -163,7 +168,7 @@ def curve_drawing(lines: Sequence[CurveLine], chance: float | None) -> str:
             axes.annotate("guessing", (0.01, chance), xycoords=("axes fraction", "data"), va="bottom", fontsize=8.5, color=INK)
         ticks = sorted({factor * point.epsilon for line in lines for point in line.points})
         if len(ticks) <= MOST_TICKS:
-            axes.set_xticks(ticks, [f"{tick:.4g}" for tick in ticks])
+            axes.set_xticks(ticks, tick_labels(ticks))
         axes.set_ylim(0, 102)
         axes.set_xlim(left=0)
         axes.set_xlabel(f"ε \u00d7 255, {first.units} units" if in_levels else f"ε, {_ball(first)}")
@@ -172,6 +177,18 @@ def curve_drawing(lines: Sequence[CurveLine], chance: float | None) -> str:
             f"{line.title}: " + ", ".join(f"{p.error:.1f} % at {factor * p.epsilon:.4g}" for p in line.points) for line in lines
         )
         return to_svg(drawing, "error-curve", f"Error against epsilon{' times 255' * in_levels}. {numbers}")
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """The numbers at the ticks, from 0 on; empty where one would run into the one before it."""
+    found: list[str] = []
+    end = -1.0  # of the last label, as a share of the width
+    for tick in ticks:
+        label = f"{tick:.4g}"
+        place, half = tick / max(ticks[-1], 1e-30), CHARACTER * (len(label) + 0.5) / 2
+        found.append(label if place - half >= end else "")
+        end = place + half if found[-1] else end
+    return found
 
 
 def _ball(point: CurvePoint) -> str:

@@ -129,9 +129,13 @@ def _attacked(error: float, chance: float, points: Sequence[CurvePoint]) -> str:
     if not points:
         return f"{error:.1f} % of images are misclassified as they are; no attack was run, so robustness is unknown."
     first, *rest = points
-    said = f"at {first.words} {first.error:.1f} % of images are misclassified ({error:.1f} % clean)"
-    said += "".join(f"; at {point.words} {point.error:.1f} %" for point in rest)
+    said = f"{_at(first)} {first.error:.1f} % of images are misclassified ({error:.1f} % clean)"
+    said += "".join(f"; {_at(point)} {point.error:.1f} %" for point in rest)
     return f"Not robust: {said}." if first.high >= chance else f"{said[0].upper()}{said[1:]}."
+
+
+def _at(point: CurvePoint) -> str:
+    return f"at {point.words}{',' if ' ' in point.words else ''}"
 
 
 def _trust(findings: Sequence[str], told: str | None) -> str:
