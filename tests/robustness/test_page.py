@@ -105,6 +105,23 @@ def test_what_was_not_measured_is_left_out(report):
     assert "The settings of every measure" not in page, "the names say them"
 
 
+@pytest.mark.parametrize(
+    ("errors", "corner"),
+    [
+        ((2, 5, 20, 60), ("left", "bottom")),  # for a level of 50, at epsilons 0, 1, 4 and 8 of 8
+        ((51, 80, 95, 100), ("left", "top")),
+        ((30, 80, 95, 100), ("right", "bottom")),
+        ((30, 80, 70, 52), ("right", "top")),
+        ((40, 60, 40, 53), ("left", "bottom")),  # all are crossed
+    ],
+)
+def test_the_word_at_the_level_of_guessing_crosses_no_line(report, errors, corner):
+    point = report.curve[0]
+    points = [dataclasses.replace(point, epsilon=e, error=y) for e, y in zip((0, 1, 4, 8), errors, strict=True)]
+    low = pages.CurveLine("low", 2, tuple(dataclasses.replace(one, error=1.0) for one in points))
+    assert pages.free_corner([low, pages.CurveLine("net", 1, tuple(points))], 50.0) == corner
+
+
 def test_labels_of_ticks_leave_room_for_each_other():
     assert pages.tick_labels([0, 1, 2, 4, 8, 16, 25]) == ["0", "1", "2", "4", "8", "16", "25"]
     assert pages.tick_labels([0, 0.005, 0.02, 0.1]) == ["0", "", "0.02", "0.1"]

@@ -5,10 +5,13 @@ What pages look like is written in ``templates/``. jinja2 and matplotlib are imp
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from wassersmooth import _checks
 from wassersmooth.robustness.summary import CurvePoint, error_of_guessing, headline
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from wassersmooth.robustness.report import Entry, Report
 
 MOST_TICKS = 9
+WORDS_WIDE, WORDS_HIGH = 0.16, 7.0  # of the word at the level of guessing: a share of the width, and percent of error
 CHARACTER = 0.021  # the width of one in the label of a tick, as a share of the plot's
 NORMS = {"linf": "L-infinity norm", "l2": "L2 norm", "wasserstein": "Wasserstein distance"}
 
@@ -165,7 +169,9 @@ def curve_drawing(lines: Sequence[CurveLine], chance: float | None) -> str:
             axes.plot(x, [p.error for p in line.points], marker=MARKERS[line.series % PALETTE], clip_on=False, **style)
         if chance is not None:
             axes.axhline(chance, color=MUTED, lw=0.9, ls=(0, (2, 2)))
-            axes.annotate("guessing", (0.01, chance), xycoords=("axes fraction", "data"), va="bottom", fontsize=8.5, color=INK)
+            place: dict[str, Any] = dict(zip(("ha", "va"), free_corner(lines, chance), strict=True))
+            where = {"left": 0.01, "right": 0.99}[place["ha"]], chance
+            axes.annotate("guessing", where, xycoords=("axes fraction", "data"), fontsize=8.5, color=INK, **place)
         ticks = sorted({factor * point.epsilon for line in lines for point in line.points})
         if len(ticks) <= MOST_TICKS:
             axes.set_xticks(ticks, tick_labels(ticks))
@@ -177,6 +183,23 @@ def curve_drawing(lines: Sequence[CurveLine], chance: float | None) -> str:
             f"{line.title}: " + ", ".join(f"{p.error:.1f} % at {factor * p.epsilon:.4g}" for p in line.points) for line in lines
         )
         return to_svg(drawing, "error-curve", f"Error against epsilon{' times 255' * in_levels}. {numbers}")
+
+
+def free_corner(lines: Sequence[CurveLine], level: float) -> tuple[str, str]:
+    """Where words of a level cross no line: at its left or right end, above it (``"bottom"`` is theirs) or below."""
+    corners = list(itertools.product(("left", "right"), ("bottom", "top")))
+    widest = max(line.points[-1].epsilon for line in lines)
+    for side, edge in corners:
+        low, high = (level, level + WORDS_HIGH) if edge == "bottom" else (level - WORDS_HIGH, level)
+        for line in lines:
+            x, y = [point.epsilon for point in line.points], [point.error for point in line.points]
+            start = 0.0 if side == "left" else 1 - WORDS_WIDE
+            inside = np.interp(np.linspace(start, start + WORDS_WIDE, 20) * widest, x, y)
+            if ((inside > low) & (inside < high)).any():
+                break
+        else:
+            return side, edge
+    return corners[0]
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
