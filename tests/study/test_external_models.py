@@ -305,6 +305,9 @@ def test_the_normalization_of_the_command_line(here: Path, capsys: pytest.Captur
     assert "warning" not in capsys.readouterr().out
     images = data.load(Data(str(stripes))).test.images
     torch.testing.assert_close(evaluated(here)(images), model((images - 0.3) / 0.2))
+    (page,) = (here / "runs" / "own").glob("*/report.html")
+    assert f"{len(images)} images of {stripes.name} ·" in page.read_text()
+    assert not (page.parent / "exhibits.safetensors").exists(), "pictures are for the page of a study, which it has not"
 
 
 def test_one_warning_where_no_normalization_is_known(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
