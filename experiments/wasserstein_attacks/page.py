@@ -115,10 +115,11 @@ def by_attack(rows: Sequence[Row], network: str) -> dict[str, list[float]]:
 
 
 def answer(rows: Sequence[Row]) -> str:
-    """Which attack is strongest, and by how much, in one sentence for each network."""
+    """Which attack is strongest, and by how much, for each network."""
     sentences = []
     for network in NETWORKS:
-        medians = {attack: statistics.median(sizes) for attack, sizes in by_attack(rows, network).items()}
+        found = by_attack(rows, network)
+        medians = {attack: statistics.median(sizes) for attack, sizes in found.items()}
         if len(medians) < 2:
             continue
         best, *others = sorted(medians, key=lambda attack: medians[attack])
@@ -127,6 +128,12 @@ def answer(rows: Sequence[Row]) -> str:
         )
         title, size = NETWORKS[network].capitalize(), _number(medians[best])
         sentences.append(f"**{title}**: half of the images fall to {TITLES[best]} within {size} pixels; {rest}.")
+        left = {attack: sum(size > SIZES[-1] for size in found[attack]) / len(found[attack]) for attack in (best, *others)}
+        if left[best] > min(left.values()):
+            first, *behind = sorted(left, key=lambda attack: left[attack])
+            shares = ", ".join(f"{TITLES[attack]} {100 * left[attack]:.0f} %" for attack in behind)
+            strongest = f"{TITLES[first]} leaves {100 * left[first]:.0f} % of the images"
+            sentences.append(f"At large sizes the order is another: within {SIZES[-1]:g} pixels {strongest}, {shares}.")
     return " ".join(sentences)
 
 

@@ -272,7 +272,8 @@ def extra(package: str, name: str, purpose: str) -> MissingExtraError:
 
 def first_line(error: Exception, longest: int | None = None) -> str:
     """The first line of an error's message, to quote in another one; its class name if the message is empty."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line if longest is None or len(line) <= longest else f"{line[:longest].rsplit(' ', 1)[0]} ..."
 
 
 def _plain(value: object) -> object:

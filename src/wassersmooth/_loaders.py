@@ -63,14 +63,23 @@ def pairs(loader: object, expected: str = "loader must be") -> Iterator[tuple[Te
                 f"{type(batch).__name__} of {', '.join(type(part).__name__ for part in pair)}" if pair else type(batch).__name__
             )
             raise ValueError(
-                f"a loader must give batches (images, labels) of tensors; got {got} as batch {number}; a data set is wrapped "
-                "in torch.utils.data.DataLoader(dataset, batch_size=128)"
+                f"a loader must give batches (images, labels) of tensors; got {got} as batch {number}; {_remedy(batch)}"
             )
         yield pair[0], pair[1]
     if not number:
         raise ValueError(
             "the loader must have at least one batch (images, labels); got none; a generator can be used only once"
         )
+
+
+def _remedy(batch: object) -> str:
+    """How batches of another kind become pairs."""
+    if isinstance(batch, Mapping):
+        keys = ", ".join(map(repr, batch))
+        return f"it has {keys}: pick two of these, such as ((batch['image'], batch['label']) for batch in loader)"
+    if isinstance(batch, Sequence) and len(batch) > 2 and all(isinstance(part, Tensor) for part in batch[:2]):
+        return "leave out the rest, such as (batch[:2] for batch in loader)"
+    return "a data set is wrapped in torch.utils.data.DataLoader(dataset, batch_size=128)"
 
 
 def device_of(model: nn.Module) -> torch.device:

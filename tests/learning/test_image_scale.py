@@ -33,6 +33,7 @@ OTHERS = [
     ws.GradientPenalty(ws.Euclidean(), 0.3),
     ws.GradientPenalty(DualNorm(), 0.3),
     ws.Tikhonov(ws.Euclidean(), 0.3),
+    ws.GradientPenalty(ws.Wasserstein(METRIC.graph, reference="ones"), 0.3),
 ]
 
 

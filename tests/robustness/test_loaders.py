@@ -83,6 +83,8 @@ _, SOME, CLASSES = case(4)
         ({"images": SOME}, None, "got dict"),
         ([], None, "at least one batch"),
         ([SOME], None, "got Tensor as batch 1; a data set is wrapped in .*DataLoader"),
+        ([{"pixels": SOME, "labels": CLASSES}], None, r"got dict .*'pixels', 'labels': pick two of these, such as \(\(batch\["),
+        ([(SOME, CLASSES, CLASSES)], None, r"got tuple as batch 1; leave out the rest, such as \(batch\[:2\] for batch"),
         ([(SOME[0], 3)], None, "got tuple of Tensor, int as batch 1"),
         ([(SOME, CLASSES), (SOME[:, :, :4], CLASSES)], None, "batch 2 must be like those of the first"),
         ([(SOME, CLASSES), (2 * SOME - 1, CLASSES)], None, r"batch 2 must be non-negative masses.*wassersmooth\.Normalized"),

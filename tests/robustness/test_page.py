@@ -55,6 +55,9 @@ def test_a_network_that_is_not_robust_is_marked(report, classes, bad):
     points = tuple(dataclasses.replace(point, error=50.0, low=40.0, high=60.0) for point in report.curve)
     found = dataclasses.replace(report, curve=points, classes=classes)
     assert found.summary.startswith("Not robust") == bad
+    guesses = dataclasses.replace(report.entries[0], error=45.0, high=55.0)
+    clean = pages.answers(dataclasses.replace(found, entries=(guesses, *report.entries[1:])))[0].rows[0]
+    assert clean.bad == bad
     assert ('<b class="bad">50.0 %</b>' in found.to_html()) == bad
 
 
@@ -98,7 +101,32 @@ def test_what_was_not_measured_is_left_out(report):
     page = bare.to_html()
     for name in ("error-curve", "translations", "that the checks compared", "<svg"):
         assert name not in page
-    assert "no attack was run" in page
+    assert page.count('<b class="bad">unknown</b> <small>no attack was run</small>') == 2, "and none can be trusted"
+    assert "The settings of every measure" not in page, "the names say them"
+
+
+@pytest.mark.parametrize(
+    ("errors", "corner"),
+    [
+        ((2, 5, 20, 60), ("left", "bottom")),  # for a level of 50, at epsilons 0, 1, 4 and 8 of 8
+        ((51, 80, 95, 100), ("left", "top")),
+        ((30, 80, 95, 100), ("right", "bottom")),
+        ((30, 80, 70, 52), ("right", "top")),
+        ((40, 60, 40, 53), ("left", "bottom")),  # all are crossed
+    ],
+)
+def test_the_word_at_the_level_of_guessing_crosses_no_line(report, errors, corner):
+    point = report.curve[0]
+    points = [dataclasses.replace(point, epsilon=e, error=y) for e, y in zip((0, 1, 4, 8), errors, strict=True)]
+    low = pages.CurveLine("low", 2, tuple(dataclasses.replace(one, error=1.0) for one in points))
+    assert pages.free_corner([low, pages.CurveLine("net", 1, tuple(points))], 50.0) == corner
+
+
+def test_labels_of_ticks_leave_room_for_each_other():
+    assert pages.tick_labels([0, 1, 2, 4, 8, 16, 25]) == ["0", "1", "2", "4", "8", "16", "25"]
+    assert pages.tick_labels([0, 0.005, 0.02, 0.1]) == ["0", "", "0.02", "0.1"]
+    assert pages.tick_labels([0, 0.001, 0.005, 0.02, 0.1, 0.5]) == ["0", "", "", "", "0.1", "0.5"]
+    assert pages.tick_labels([0]) == ["0"]
 
 
 @pytest.mark.parametrize(

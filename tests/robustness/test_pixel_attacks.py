@@ -572,6 +572,8 @@ def test_a_loss_of_ones_own_is_raised(seeded):
     assert "loss=test_a_loss_of_ones_own_is_raised.<locals>.margin" in repr(PGD(0.1, 0.03, 4, loss=margin))
     with pytest.raises(ValueError, match=r"loss must return one value per image, shape \(40,\); got shape \(\); use reduction"):
         PGD(0.1, 0.03, 4, loss=nn.CrossEntropyLoss())(model, images, labels)
+    with pytest.raises(ValueError, match=r"loss must be differentiable in the outputs.*; got values without one, as after"):
+        PGD(0.1, 0.03, 4, loss=lambda outputs, labels: (outputs.argmax(1) != labels).float())(model, images, labels)
     with pytest.raises(ValueError, match="loss must be one of 'cross_entropy', 'margin'; got 'hinge'"):
         PGD(0.1, 0.03, 4, loss="hinge")
 
@@ -599,6 +601,9 @@ def test_a_subclass_may_override_start_direction_and_projection(seeded):
     inside = (images >= 0.1) & (images <= 0.9)
     assert torch.equal((attacked - images)[..., 4:][inside[..., 4:]].abs().max(), torch.tensor(0.0))
     assert repr(Own(0.1, 0.05, 3)).startswith("Own(epsilon=0.1, step=0.05, iterations=3")
+    Own.project = lambda self, x, images: x[:1]
+    with pytest.raises(ValueError, match=r"project must return images of shape \(40, 1, 8, 8\); got \(1, 1, 8, 8\)"):
+        Own(0.1, 0.05, 3)(model, images, labels, seeded(0))
 
 
 def test_a_subclass_may_have_a_step_rule(seeded):

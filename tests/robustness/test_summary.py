@@ -59,7 +59,8 @@ def test_learned_nothing_comes_first():
     assert told == "Learned nothing: it gives one answer for all images, and 90.0 % of the answers are wrong."
     told = report(clean=176, curve=[(8, 200)]).summary
     assert told == (
-        "Learned nothing: 88.0 % of images are misclassified as they are, and guessing among 10 classes gives 90.0 %."
+        "Learned nothing: 88.0 % of images are misclassified as they are, and guessing among 10 classes gives 90.0 %. If "
+        "this model did better elsewhere, check its normalization and the order of its classes."
     )
 
 
@@ -78,8 +79,9 @@ def test_few_images_say_nothing_about_masking():
 
 
 def test_without_attacks_robustness_is_unknown():
-    told = report().summary
-    assert told.startswith("2.0 % of images are misclassified as they are; no attack was run, so robustness is unknown.")
+    told = "2.0 % of images are misclassified as they are; no attack was run, so robustness is unknown."
+    assert report().summary == told, "and nothing about whether attacks can be trusted"
+    assert "signs of gradient masking" in report(masking=[Finding("gradients_vanish", "")]).summary
 
 
 def test_the_union_counts_what_any_attack_at_that_or_a_smaller_epsilon_fools():
@@ -132,6 +134,15 @@ def test_the_sentence_is_about_the_usual_epsilon_of_the_usual_ball():
 )
 def test_a_ball_in_words(ball, words):
     assert point(ball[0], 3, *ball[1:]).words == words
+
+
+def test_words_and_numbers_are_kept_apart():
+    found = report()
+    points = (point(0.5, 30, norm="l2"), point(0.1, 20, norm="l2"))
+    told = Report("standard", 0, found.entries, (), (), [], None, curve=points, classes=10).summary
+    assert told.startswith(
+        "At an L2 distance of 0.5, 15.0 % of images are misclassified (2.0 % clean); at an L2 distance of 0.1, 10"
+    )
 
 
 def test_the_summary_of_a_real_model():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,7 +182,8 @@ def test_without_a_file_the_weights_come_from_the_factory(here: Path, factory: s
         ),
         (
             ["their_models:bare", "--dataset", "STRIPES", "--weights", "other.safetensors"],
-            "holds another model: .* differ.*bare was called with channels=1 and classes=3, as many as the data have$",
+            r"holds another model: .* \(none in the file, \(4,\) of torch.float32 in the model\); "
+            "their_models:bare was called with channels=1 and classes=3, as many as the data have$",
         ),
         (
             ["their_models:bare", "--dataset", "STRIPES", "--weights", "wrapped.safetensors"],
@@ -196,7 +199,11 @@ def test_without_a_file_the_weights_come_from_the_factory(here: Path, factory: s
         ),
         (["their_models.py", "--weights", "x"], "write their_models:FACTORY"),
         (["their_models:bare", "--dataset", "STRIPES", "--image-size", "16"], "--image-size is for a folder of images"),
-        (["their_models:narrow", "--dataset", "STRIPES"], "does not take an image of shape"),
+        (["their_models:narrow", "--dataset", "STRIPES"], "does not take an image of shape.*to the model by --image-size"),
+        (
+            ["their_models:bare", "--dataset", "STRIPES", "--mean", "0.5", "0.5", "0.5", "--std", "0.5", "0.5", "0.5"],
+            "--mean and --std take one number for each of the 1 channels of the data; got 3 and 3",
+        ),
         (["their_models:missing", "--dataset", "STRIPES"], "expected module:factory"),
         (["timm:resnet18", "--dataset", "STRIPES"], "timm:resnet18 is built without weights"),
         (["their_models:bare", "their_models:bare", "--dataset", "STRIPES", "--weights", "x"], "belongs to one model; got 2"),
@@ -272,6 +279,10 @@ def test_a_pickle_that_would_run_code_is_refused_and_runs_none(here: Path, capsy
     torch.save({"weight": Payload()}, here / "net.pt")
     assert evaluate("their_models:bare", "--weights", "net.pt", "--dataset", str(stripes)) == 2
     assert "exec); expected safetensors" in capsys.readouterr().err
+    (here / "net.pt").write_bytes(pickle.dumps(Payload(), 4))  # torch warns about the protocol
+    with warnings.catch_warnings(action="error"):
+        assert evaluate("their_models:bare", "--weights", "net.pt", "--dataset", str(stripes)) == 2
+    assert capsys.readouterr().err.count("\n") == 1
     torch.save({"epoch": 3}, here / "net.pt")
     assert evaluate("their_models:bare", "--weights", "net.pt", "--dataset", str(stripes)) == 2
     assert "holds no state dict; got a dictionary with epoch" in capsys.readouterr().err
@@ -294,6 +305,9 @@ def test_the_normalization_of_the_command_line(here: Path, capsys: pytest.Captur
     assert "warning" not in capsys.readouterr().out
     images = data.load(Data(str(stripes))).test.images
     torch.testing.assert_close(evaluated(here)(images), model((images - 0.3) / 0.2))
+    (page,) = (here / "runs" / "own").glob("*/report.html")
+    assert f"{len(images)} images of {stripes.name} ·" in page.read_text()
+    assert not (page.parent / "exhibits.safetensors").exists(), "pictures are for the page of a study, which it has not"
 
 
 def test_one_warning_where_no_normalization_is_known(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

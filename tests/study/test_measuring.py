@@ -334,9 +334,14 @@ def test_the_table_shows_the_strongest_attacks_of_any_suite(tmp_path: Path, caps
     (run.folder / "evaluation.json").write_text(json.dumps(record))
     show_errors([run], Console())
     assert heads() == ["FGSM I-FGSM AutoA. I-FGSM flips flips", "run clean 8 px 8 px 8 px 8 norm horiz vert"]
-    (run.folder / "evaluation.json").write_text(json.dumps(record | {"verdict": "masked: made up"}))
-    show_errors([run], Console())
-    assert capsys.readouterr().out.splitlines()[-1] == "none-seed0: masked: made up"
+    masked = record | {"verdict": "masked: made up", "summary": "At 8/255 made-up numbers: signs of gradient masking."}
+    for told, line in (
+        (masked["summary"], masked["summary"]),
+        (None, "none-seed0: masked: made up"),
+    ):  # None: an earlier version
+        (run.folder / "evaluation.json").write_text(json.dumps(masked | {"summary": told}))
+        show_errors([run], Console())
+        assert capsys.readouterr().out.splitlines()[-1] == line, "said once"
 
 
 def test_the_answer_is_the_same_on_the_screen_and_on_the_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -344,7 +349,9 @@ def test_the_answer_is_the_same_on_the_screen_and_on_the_pages(tmp_path: Path, c
     told = measure(run)["summary"]
     show_errors([run], Console())
     assert told in " ".join(capsys.readouterr().out.split())
-    assert told in (run.folder / "report.html").read_text()
+    page = (run.folder / "report.html").read_text()
+    assert told in page
+    assert f"12 images of {Path(run.config.data.dataset).name} ·" in page
     assert told in (run.folder / "report.md").read_text()
     show_errors([run, run], Console())
     assert " ".join(capsys.readouterr().out.split()).count(f"{run.name}: {told}") == 2

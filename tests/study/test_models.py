@@ -120,6 +120,7 @@ OWN = {
         lambda channels, classes: nn.Linear(5, classes),
         r"does not take an image of shape \(1, 1, 8, 8\) \(RuntimeError",
     ),
+    "lengthy": (lambda channels, classes: Lengthy(5, classes), r"\(RuntimeError: a first line\); expected"),
     "scores": (
         lambda channels, classes: nn.Sequential(nn.Flatten(), nn.Linear(64, 7)),
         r"\(1, 7\) for one image; expected .* \(1, 3\)",
@@ -147,6 +148,11 @@ def test_a_mistake_in_a_factory_is_one_line(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(StudyError, match=complaint):
         experiment.train(study, "tiny", tmp_path / "study", CPU, SILENT)
     assert not (tmp_path / "study").exists()
+
+
+class Lengthy(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"a first line\nand a second one for {x.shape}")
 
 
 class Remembering(nn.Sequential):

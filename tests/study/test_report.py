@@ -13,7 +13,9 @@ from tests.study.fake_runs import PAPERS, POINTS, fake_study
 from tests.study.small_studies import CPU, SILENT, tiny_study
 from wassersmooth import cli
 from wassersmooth.study import experiment
+from wassersmooth.study.report import pictures
 from wassersmooth.study.report.answers import answers
+from wassersmooth.study.report.data import StudyRecord
 from wassersmooth.study.report.reading import LOST, read_study
 from wassersmooth.study.report.writing import write_report
 from wassersmooth.study.tables import short_commit
@@ -399,6 +401,17 @@ def test_the_papers_numbers_stand_beside_its_own_experiment_alone(tmp_path: Path
     assert "<span>paper</span> 30.20" in write_report(folder).read_text()
     other = fake_study(tmp_path / "t", seeds=1, pictures=False, **PAPERS | change)
     assert "<span>paper</span>" not in write_report(other).read_text()
+
+
+def test_neighborhoods_of_other_images_stand_in_the_papers_study_alone(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = read_study(study)
+    assert pictures.neighborhoods(record) is not None
+    for run in record.runs:
+        if run.pictures is not None and "neighbors" in run.pictures.facts:
+            run.pictures.facts["neighbors"]["origin"] = "the digits of scikit-learn"
+    assert pictures.neighborhoods(record) is None
+    monkeypatch.setattr(StudyRecord, "is_the_papers", True)
+    assert pictures.neighborhoods(record) is not None
 
 
 @pytest.mark.parametrize(

@@ -206,16 +206,19 @@ class Wasserstein(Metric):
         return self.reference is not None
 
     def check(self, x: Tensor) -> None:
-        self._check(x, _checks.masses)
+        self._check(x, _checks.finite if self.constant else _checks.masses)
 
     def check_images(self, x: Tensor) -> None:
-        """Refuse pixels above 1: L(x) is defined there but grows with the mass, so that eta would mean something else."""
-        self._check(x, _checks.pixels)
+        """Refuse pixels above 1: L(x) is defined there but grows with the mass, so that eta would mean something else.
+
+        A constant metric takes them, and warns as a Euclidean one does.
+        """
+        self._check(x, _checks.expected_pixels if self.constant else _checks.pixels)
 
     def _check(self, x: Tensor, values: Callable[[str, Tensor], None]) -> None:
         self.graph.check_batch("images", x)
         self._check_channels(x)
-        (_checks.finite if self.constant else values)("images", x)
+        values("images", x)
         self.graph.check_weights()
         self._check_size_of_weights(x)
 

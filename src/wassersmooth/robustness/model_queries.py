@@ -81,6 +81,11 @@ def loss_per_image(outputs: Tensor, labels: Tensor, loss: AttackLoss) -> Tensor:
     if not isinstance(values, Tensor) or values.shape != labels.shape:
         got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise ValueError(f"loss must return one value per image, shape ({len(labels)},); got {got}; use reduction='none'")
+    if outputs.requires_grad and torch.is_grad_enabled() and not values.requires_grad:
+        raise ValueError(
+            "loss must be differentiable in the outputs, since attacks follow its gradient; got values without one, as after "
+            "detach() or a comparison; compute it from the outputs themselves"
+        )
     return values
 
 

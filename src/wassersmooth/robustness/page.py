@@ -5,10 +5,13 @@ What pages look like is written in ``templates/``. jinja2 and matplotlib are imp
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from wassersmooth import _checks
 from wassersmooth.robustness.summary import CurvePoint, error_of_guessing, headline
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from wassersmooth.robustness.report import Entry, Report
 
 MOST_TICKS = 9
+WORDS_WIDE, WORDS_HIGH = 0.16, 7.0  # of the word at the level of guessing: a share of the width, and percent of error
+CHARACTER = 0.021  # the width of one in the label of a tick, as a share of the plot's
 NORMS = {"linf": "L-infinity norm", "l2": "L2 norm", "wasserstein": "Wasserstein distance"}
 
 
@@ -69,14 +74,21 @@ def templates(*packages: str) -> Environment:
     return found
 
 
-def report_page(report: Report, title: str, remark: str = "") -> str:
-    """The page of one model, in one file that needs no other; a remark stands above everything else."""
+def report_page(report: Report, title: str, remark: str = "", source: str = "") -> str:
+    """The page of one model, in one file that needs no other.
+
+    Arguments:
+        remark: stands above everything else.
+        source: the data that the images are from.
+    """
     clean = report.entries[0]
     drawing = None
     if points := plotted_family(report.curve):
         chance = None if report.classes is None else error_of_guessing(report.classes)
         drawing = curve_drawing([CurveLine(title, 1, with_clean(points, clean.error, clean.low, clean.high))], chance)
-    about = {"report": report, "title": title, "remark": remark, "images": f"{clean.images:,}", "drawing": drawing}
+    settings = [entry for entry in report.entries[1:] if entry.description != entry.name]
+    about = {"report": report, "settings_of": settings, "title": title, "remark": remark, "drawing": drawing}
+    about |= {"images": f"{clean.images:,} images{f' of {source}' if source else ''}"}
     return templates().get_template("evaluation.html").render(about, answers=answers(report), groups=grouped(report.entries))
 
 
@@ -98,14 +110,17 @@ def _heading(entry: Entry) -> str:
 def answers(report: Report) -> tuple[Answer, ...]:
     """The three answers for one model."""
     clean = report.entries[0]
-    first = AnswerRow(f"{clean.error:.1f} %", f"{clean.low:.1f} to {clean.high:.1f} on {clean.images:,} images")
+    guessing = error_of_guessing(report.classes)
+    note = f"{clean.low:.1f} to {clean.high:.1f} on {clean.images:,} images"
+    first = AnswerRow(f"{clean.error:.1f} %", note, bad=clean.high >= guessing)
     attacked = AnswerRow("unknown", "no attack was run", bad=True)
     question = "Error under attack"
     for point in headline(report.curve)[:1]:
         question = attacked_question(point)
         note = f"{point.low:.1f} to {point.high:.1f} on {point.images:,} images, all attacks up to this size together"
-        attacked = AnswerRow(f"{point.error:.1f} %", note, bad=point.high >= error_of_guessing(report.classes))
-    trusted = trust(report.verdict)
+        attacked = AnswerRow(f"{point.error:.1f} %", note, bad=point.high >= guessing)
+    unasked = attacked.value == "unknown" and not report.masking
+    trusted = attacked if unasked else trust(report.verdict)
     return Answer("Clean error", (first,)), Answer(question, (attacked,)), Answer("Can the attacks be trusted?", (trusted,))
 
 
@@ -154,10 +169,12 @@ def curve_drawing(lines: Sequence[CurveLine], chance: float | None) -> str:
             axes.plot(x, [p.error for p in line.points], marker=MARKERS[line.series % PALETTE], clip_on=False, **style)
         if chance is not None:
             axes.axhline(chance, color=MUTED, lw=0.9, ls=(0, (2, 2)))
-            axes.annotate("guessing", (0.01, chance), xycoords=("axes fraction", "data"), va="bottom", fontsize=8.5, color=INK)
+            place: dict[str, Any] = dict(zip(("ha", "va"), free_corner(lines, chance), strict=True))
+            where = {"left": 0.01, "right": 0.99}[place["ha"]], chance
+            axes.annotate("guessing", where, xycoords=("axes fraction", "data"), fontsize=8.5, color=INK, **place)
         ticks = sorted({factor * point.epsilon for line in lines for point in line.points})
         if len(ticks) <= MOST_TICKS:
-            axes.set_xticks(ticks, [f"{tick:.4g}" for tick in ticks])
+            axes.set_xticks(ticks, tick_labels(ticks))
         axes.set_ylim(0, 102)
         axes.set_xlim(left=0)
         axes.set_xlabel(f"ε \u00d7 255, {first.units} units" if in_levels else f"ε, {_ball(first)}")
@@ -166,6 +183,35 @@ def curve_drawing(lines: Sequence[CurveLine], chance: float | None) -> str:
             f"{line.title}: " + ", ".join(f"{p.error:.1f} % at {factor * p.epsilon:.4g}" for p in line.points) for line in lines
         )
         return to_svg(drawing, "error-curve", f"Error against epsilon{' times 255' * in_levels}. {numbers}")
+
+
+def free_corner(lines: Sequence[CurveLine], level: float) -> tuple[str, str]:
+    """Where words of a level cross no line: at its left or right end, above it (``"bottom"`` is theirs) or below."""
+    corners = list(itertools.product(("left", "right"), ("bottom", "top")))
+    widest = max(line.points[-1].epsilon for line in lines)
+    for side, edge in corners:
+        low, high = (level, level + WORDS_HIGH) if edge == "bottom" else (level - WORDS_HIGH, level)
+        for line in lines:
+            x, y = [point.epsilon for point in line.points], [point.error for point in line.points]
+            start = 0.0 if side == "left" else 1 - WORDS_WIDE
+            inside = np.interp(np.linspace(start, start + WORDS_WIDE, 20) * widest, x, y)
+            if ((inside > low) & (inside < high)).any():
+                break
+        else:
+            return side, edge
+    return corners[0]
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """The numbers at the ticks, from 0 on; empty where one would run into the one before it."""
+    found: list[str] = []
+    end = -1.0  # of the last label, as a share of the width
+    for tick in ticks:
+        label = f"{tick:.4g}"
+        place, half = tick / max(ticks[-1], 1e-30), CHARACTER * (len(label) + 0.5) / 2
+        found.append(label if place - half >= end else "")
+        end = place + half if found[-1] else end
+    return found
 
 
 def _ball(point: CurvePoint) -> str:

@@ -147,7 +147,10 @@ class PGD(LabelAttack):
         iteration = count()
 
         def step(x: Tensor, g: Tensor) -> Tensor:
-            return self.project(x + self.step_size(next(iteration)) * self.direction(g), images)
+            moved = self.project(x + self.step_size(next(iteration)) * self.direction(g), images)
+            if moved.shape != images.shape:  # broadcast against the next step, it would be another error, or none
+                raise ValueError(f"project must return images of shape {tuple(images.shape)}; got {tuple(moved.shape)}")
+            return moved
 
         return self.ascend(model, self.start(images, generator), labels, self.iterations, step, self.loss)
 

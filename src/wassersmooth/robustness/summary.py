@@ -118,18 +118,24 @@ def summarize(
     if high >= chance:
         return (
             f"Learned nothing: {error:.1f} % of images are misclassified as they are, and guessing among {classes} classes "
-            f"gives {chance:.1f} %."
+            f"gives {chance:.1f} %. If this model did better elsewhere, check its normalization and the order of its classes."
         )
-    return f"{_attacked(error, chance, headline(curve))} {_trust(findings, told)}".strip()
+    points = headline(curve)
+    trust = _trust(findings, told) if points or findings else ""  # of attacks that were not run there is nothing to say
+    return f"{_attacked(error, chance, points)} {trust}".strip()
 
 
 def _attacked(error: float, chance: float, points: Sequence[CurvePoint]) -> str:
     if not points:
         return f"{error:.1f} % of images are misclassified as they are; no attack was run, so robustness is unknown."
     first, *rest = points
-    said = f"at {first.words} {first.error:.1f} % of images are misclassified ({error:.1f} % clean)"
-    said += "".join(f"; at {point.words} {point.error:.1f} %" for point in rest)
+    said = f"{_at(first)} {first.error:.1f} % of images are misclassified ({error:.1f} % clean)"
+    said += "".join(f"; {_at(point)} {point.error:.1f} %" for point in rest)
     return f"Not robust: {said}." if first.high >= chance else f"{said[0].upper()}{said[1:]}."
+
+
+def _at(point: CurvePoint) -> str:
+    return f"at {point.words}{',' if ' ' in point.words else ''}"
 
 
 def _trust(findings: Sequence[str], told: str | None) -> str:

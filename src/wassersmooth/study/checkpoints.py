@@ -104,9 +104,14 @@ def load_into(module: torch.nn.Module, tensors: dict[str, Tensor], path: Path) -
         differing = sorted(name for name in expected.keys() | received.keys() if expected.get(name) != received.get(name))
         raise StudyError(
             f"{path} holds another model: {len(differing)} tensors differ in name, shape or dtype, such as {differing[0]!r} "
-            f"({received.get(differing[0])} stored, {expected.get(differing[0])} expected)"
+            f"({_kind(received, differing[0])} in the file, {_kind(expected, differing[0])} in the model)"
         )
     module.load_state_dict(tensors)
+
+
+def _kind(tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]], name: str) -> str:
+    """Shape and dtype of a tensor in an error message."""
+    return f"{tensors[name][0]} of {tensors[name][1]}" if name in tensors else "none"
 
 
 def digest(tensors: Mapping[str, Tensor], facts: str) -> str:

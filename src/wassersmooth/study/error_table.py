@@ -51,9 +51,10 @@ def show_errors(runs: Sequence[Run], console: Console, split: str = "test") -> N
             text = f"{name}: {told}" if len(found) > 1 else told
             for line in textwrap.wrap(text, USUAL_WIDTH, subsequent_indent="  ", break_on_hyphens=False):
                 console.line(line)
-    masked = [f"{name}: {evaluation['verdict']}" for name, evaluation in found if evaluation["verdict"] != UNMASKED]
-    for line in masked or [f"gradient masking: no sign of it in {'any run' if len(found) > 1 else 'the run'}"]:
-        console.line(line)
+        elif evaluation["verdict"] != UNMASKED:
+            console.line(f"{name}: {evaluation['verdict']}")
+    if all(evaluation["verdict"] == UNMASKED for _, evaluation in found):
+        console.line(f"gradient masking: no sign of it in {'any run' if len(found) > 1 else 'the run'}")
 
 
 def images_of(evaluation: dict[str, Any], row: str = "clean") -> int:

@@ -269,7 +269,7 @@ def _measure_one(
         diverged = isinstance(error, _checks.NotFiniteError) and not external_models.trained_elsewhere(run)
         remedy = "; training diverged: lower --learning-rate or eta, and train it in another --output" if diverged else ""
         raise RunStoppedError(f"{run.folder}: {error}{remedy}") from error
-    if pictures and split == "test":
+    if pictures and split == "test" and not external_models.trained_elsewhere(run):  # they are for the page of a study
         task.update(latest, "pictures")
         try:
             figure_data.collect(model, images, labels, run.folder / figure_data.FILE, class_names=class_names)
@@ -286,7 +286,8 @@ def _measure_one(
     if split == "test":
         page = report.to_markdown() + (f"\n{escape_markdown(doubts)}\n" if doubts else "")
         durable.write(run.folder / "report.md", page.encode())
-        durable.write(run.folder / "report.html", report_page(report, run.name, doubts).encode())
+        source = Path(run.config.data.dataset).name
+        durable.write(run.folder / "report.html", report_page(report, run.name, doubts, source).encode())
     durable.write_json(path, found)  # last: this file marks the evaluation as complete
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -115,6 +116,11 @@ def _normalization_of(
     if given.mean:
         if inside:
             raise StudyError(f"{name} has a wassersmooth.Normalized inside; got --mean and --std too; leave them out")
+        if len(given.mean) != channels or len(given.std) != channels:
+            raise StudyError(
+                f"--mean and --std take one number for each of the {channels} channels of the data; got {len(given.mean)} and "
+                f"{len(given.std)}; repeat a number that holds for all"
+            )
         return given
     if inside:
         return None
@@ -186,7 +192,10 @@ def _read(weights: Path) -> dict[str, Tensor]:
         if zipfile.is_zipfile(weights):  # torch would unpack what torch.save never compresses
             with zipfile.ZipFile(weights) as archive:
                 refuse_bomb(weights, archive.infolist(), "torch.save")
-        return _state_dict(torch.load(weights, map_location="cpu", weights_only=True), weights)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the pickle's protocol, before an error that says what is expected
+            found = torch.load(weights, map_location="cpu", weights_only=True)
+        return _state_dict(found, weights)
     except FileNotFoundError:
         raise StudyError(f"--weights {weights} does not exist; expected a file of a state dict; check the path") from None
     except (*UNREADABLE, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:

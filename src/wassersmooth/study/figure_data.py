@@ -39,6 +39,7 @@ LEVELS = (1, 2, 4, 8, 16, 25)  # sizes of the curve, in 1/255
 CURVE_ITERATIONS = 10
 FGSM_LEVELS = 8
 TRANSPORT_EPSILON, TRANSPORT_RADIUS = 0.5, 2
+THIS_DATA = "this data set"  # where the images of figure 1 come from, in its caption
 SPHERE = 0.9  # radius of the neighborhoods in figure 1, as a share of the way to the nearest of the eight images
 
 
@@ -223,14 +224,14 @@ def _curve(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Any]:
 
 def _collect_neighborhoods(images: Tensor, data: FigureData) -> None:
     """Images at one distance from the first toward each of the others, along straight lines and along optimal transport."""
-    images, origin = images.detach().double().cpu(), "this data set"
+    images, origin = images.detach().double().cpu(), THIS_DATA
     if images.shape[1] > 1 or images[0].numel() > 28 * 28:
         # Exact transport between color photographs takes minutes and shows less; the paper also uses handwritten digits.
         images, origin = _digits(), "the digits of scikit-learn"
     has_mass = (images.sum((-2, -1)) > 0).all(1)
     images = images[has_mass]
     if len(images) < 2:
-        data.notes.append("Figure 1 is left out: it takes two images that are not black.")
+        data.notes.append("The neighborhoods of an image are left out: they take two images that are not black.")
         return
     source, targets = images[:1].expand(len(images) - 1, -1, -1, -1).contiguous(), images[1:]
     try:
@@ -243,7 +244,7 @@ def _collect_neighborhoods(images: Tensor, data: FigureData) -> None:
             data.tensors[f"neighbors/{metric}"] = transport.interpolate(source, targets, distance, metric).float()
             data.facts[f"distance/{metric}"] = distance
     except ImportError as missing:
-        data.notes.append(f"Figure 1 is left out: {missing}.")
+        data.notes.append(f"The neighborhoods of an image are left out: {missing}.")
         data.tensors.pop("neighbors/l2", None)
         return
     data.tensors["neighbors/source"], data.tensors["neighbors/targets"] = images[:1].float(), targets.float()

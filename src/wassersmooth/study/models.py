@@ -197,8 +197,10 @@ def require_fitting(config: Model, data: Dataset, to_train: bool = True) -> None
             scores: object = logits_of(model(image))
     except Exception as error:  # a user's network can raise anything
         raise StudyError(
-            f"model {config.model} does not take an image of shape {tuple(image.shape)} ({type(error).__name__}: {error}); "
-            "expected (1, channels, height, width) of the data set; fit the model to it"
+            f"model {config.model} does not take an image of shape {tuple(image.shape)} ({type(error).__name__}: "
+            f"{_checks.first_line(error, 200)}); "
+            "expected (1, channels, height, width) of the data set; fit the model to it, or images of a folder to the model by "
+            "--image-size"
         ) from error
     got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
     if got != (1, data.classes):

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from wassersmooth.study.figure_data import FigureData
+from wassersmooth.study.figure_data import THIS_DATA, FigureData
 from wassersmooth.study.figures import Figure
 from wassersmooth.study.report.data import Group, StudyRecord
 from wassersmooth.study.tables import MINUS, NBSP, TIMES
@@ -145,18 +145,23 @@ def _perturbed(group: Group, data: FigureData, number: int, names: Sequence[str]
 
 
 def neighborhoods(study: StudyRecord) -> Figure | None:
-    """Images at one distance from a source, straight and along transport: the paper's figure 1."""
+    """Images at one distance from a source, straight and along transport: the paper's figure 1.
+
+    Color images have those of other data, which say nothing about a study that is not the paper's.
+    """
     shown = _groups_with(study, *(f"neighbors/{name}" for name in ("source", "targets", "l2", "w2")))
     if not shown:
         return None
     data = shown[0][1]
+    origin = str((data.facts.get("neighbors") or {}).get("origin", THIS_DATA))
+    if origin != THIS_DATA and not study.is_the_papers:
+        return None
     grids = []
     for name, words in (("targets", "toward these images"), ("l2", "Euclidean neighbors"), ("w2", "Wasserstein neighbors")):
         around = data.tensors[f"neighbors/{name}"]
         grids.append({"words": words, "tiles": [picture(image, f"{words}, number {i}") for i, image in enumerate(around, 1)]})
     l2, w2 = data.facts.get("distance/l2"), data.facts.get("distance/w2")
     distances = f" ({l2:.2f} in L2, {w2:.2f} pixels in W2)" if isinstance(l2, float) and isinstance(w2, float) else ""
-    origin = str((data.facts.get("neighbors") or {}).get("origin", "this data set"))
     caption = (
         f"In the middle an image of {origin}; around it, at one fixed distance from it{distances}, the points on the way to "
         "the others. Straight lines fade one image into another; transport moves the ink."

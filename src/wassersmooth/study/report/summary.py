@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from wassersmooth.robustness.report import UNMASKED
 from wassersmooth.study.estimates import Estimate
 from wassersmooth.study.measures import spoken
-from wassersmooth.study.report.data import Group, MeasuredOn, StudyRecord
+from wassersmooth.study.report.data import Group, MeasuredOn, RunRecord, StudyRecord
 from wassersmooth.study.tables import listed
 
 Measure = tuple[str, list[tuple[Group, Estimate]]]  # its name in a sentence, and its value in each group
 
-GUESSING = 80.0  # percent
+LEARNED_NOTHING = "Learned nothing"  # how the summary of such a run begins
+GUESSING = 80.0  # percent, of clean error; evaluations by earlier versions have no summary
 MOST_NAMES = 6  # of runs in one sentence
 
 # The text names the strongest of these attacks that every group has.
@@ -24,8 +25,9 @@ def summary(study: StudyRecord) -> tuple[str, str]:
     """Two paragraphs of plain text: what was done and what it shows; the numbers behind it and their limits."""
     numbers, compared = _numbers_of(study)
     compared = compared if _comparable(study) else []
-    lead = (_what(study), *_told(study), *_against_none(study, compared), *_comparison(study, compared))
-    detail = (*numbers, _masking(study), _collapsed(study), _caveat(study))
+    done = (_learned_nothing(study), _what(study), *_told(study))
+    lead = (*done, *_against_none(study, compared), *_comparison(study, compared))
+    detail = (*numbers, _masking(study), _caveat(study))
     return " ".join(filter(None, lead)), " ".join(filter(None, detail))
 
 
@@ -180,15 +182,19 @@ def _masking(study: StudyRecord) -> str:
     )
 
 
-def _collapsed(study: StudyRecord) -> str:
+def _learned_nothing(study: StudyRecord) -> str:
     """A warning about networks that guess: they look stable, since nothing changes a constant answer."""
-    guessing = [run.name for run in study.runs if (run.error("clean") or 0.0) >= GUESSING]
-    if not guessing:
+    guessing = [run.name for run in study.runs if _guesses(run)]
+    if not guessing or len(study.runs) == 1:  # the words of a single run say it
         return ""
-    return (
-        f"Beware: {len(guessing)} of {len(study.runs)} networks hardly learned anything (clean error of {GUESSING:.0f} % or "
-        f"more: {listed(guessing)}), which makes means and intervals meaningless for them."
-    )
+    more = [f"{len(guessing) - MOST_NAMES} more"] if len(guessing) > MOST_NAMES else []
+    which = f"{len(guessing)} of {len(study.runs)} networks ({listed(guessing[:MOST_NAMES] + more)})"
+    return f"{LEARNED_NOTHING}: {which}, which makes means and intervals meaningless for them."
+
+
+def _guesses(run: RunRecord) -> bool:
+    told = (run.evaluation or {}).get("summary")
+    return told.startswith(LEARNED_NOTHING) if isinstance(told, str) else (run.error("clean") or 0.0) >= GUESSING
 
 
 def _caveat(study: StudyRecord) -> str:
