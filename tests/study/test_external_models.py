@@ -307,6 +307,7 @@ def test_the_normalization_of_the_command_line(here: Path, capsys: pytest.Captur
     torch.testing.assert_close(evaluated(here)(images), model((images - 0.3) / 0.2))
     (page,) = (here / "runs" / "own").glob("*/report.html")
     assert f"{len(images)} images of {stripes.name} ·" in page.read_text()
+    assert f"<title>{own[0]}: robustness</title>" in page.read_text()
     assert not (page.parent / "exhibits.safetensors").exists(), "pictures are for the page of a study, which it has not"
 
 

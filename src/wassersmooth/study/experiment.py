@@ -287,7 +287,8 @@ def _measure_one(
         page = report.to_markdown() + (f"\n{escape_markdown(doubts)}\n" if doubts else "")
         durable.write(run.folder / "report.md", page.encode())
         source = Path(run.config.data.dataset).name
-        durable.write(run.folder / "report.html", report_page(report, run.name, doubts, source).encode())
+        title = external_models.title_of(run)
+        durable.write(run.folder / "report.html", report_page(report, title, doubts, source).encode())
     durable.write_json(path, found)  # last: this file marks the evaluation as complete
 
 

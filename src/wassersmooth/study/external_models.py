@@ -60,6 +60,14 @@ def trained_elsewhere(run: Run) -> bool:
     return run.config.preset == PRESET
 
 
+def title_of(run: Run) -> str:
+    """The name of the model as it was given, or for a trained one that of its run; of a Hugging Face folder its last part."""
+    name = run.config.model.model
+    if not trained_elsewhere(run):
+        return run.name
+    return f"{HF}{hf_folder(name).name}" if name.startswith(HF) else name
+
+
 def as_run(
     name: str, weights: Path | None, images: Data, folder: Path, console: Console, normalization: Normalization = NOT_GIVEN
 ) -> Run:
