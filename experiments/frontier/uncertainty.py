@@ -57,8 +57,8 @@ class Uncertainty:
     with_clean: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, points: Sequence[Point]) -> Uncertainty:
-        names = [name for name in ("clean", *THREATS, *FLIPS) if any(point.values(name) for point in points)]
+    def of(cls, points: Sequence[Point], measures: Iterable[str] = ("clean", *THREATS, *FLIPS)) -> Uncertainty:
+        names = [name for name in measures if any(point.values(name) for point in points)]
         pooled = {name: found for name in names if (found := _over_seeds(points, name)) is not None}
         lent = {name: other for name, other in LENT.items() if name in names and name not in pooled and other in pooled}
         pooled |= {name: pooled[other] for name, other in lent.items()}

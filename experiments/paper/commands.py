@@ -14,8 +14,10 @@ from typing import Annotated
 import tyro
 
 from experiments.paper import protocol
+from experiments.paper.plans import FULL, SEEDS, SMALL, chosen_readings, settings_of
 from experiments.paper.publish import add_figure_1, publish, render
-from experiments.paper.results import REGULARIZERS
+from experiments.paper.readings import Work, read_rows
+from experiments.paper.results import BETWEEN, REGULARIZERS
 from experiments.paper.suite import SUITE
 from wassersmooth.cli import Program
 from wassersmooth.study import data, provenance
@@ -29,7 +31,7 @@ from wassersmooth.study.runs import Run, runs_in
 from wassersmooth.study.search.selection import SELECTIONS, WITHIN_ONE_POINT
 
 RESULTS = Path("results/paper/paper.json")
-PROTOCOL = Path("results/paper/protocol.json")
+PROTOCOL, READINGS = Path("results/paper/protocol.json"), Path("results/paper/readings.json")
 NETWORKS = tuple(Path("results/paper/models") / f"{kind}.safetensors" for kind in REGULARIZERS)
 
 
@@ -61,7 +63,8 @@ class Publish:
     results: Path = RESULTS
     """The file of rows; page, plots (images/) and networks (models/) lie beside it."""
     selection: str = WITHIN_ONE_POINT
-    """The rule that eta and radius were chosen by: within_one_point or most_robust. Networks are copied for the first."""
+    """The rule that eta and radius were chosen by: within_one_point or most_robust; between for further strengths, which only
+    serve the comparison at equal clean error. Networks are copied for the first."""
     sweep: Path | None = None
     """The folder of the search: what it selected is published, and its tables are shown."""
     mnist_dir: Path | None = None
@@ -70,8 +73,8 @@ class Publish:
     """Where the data set is now: the networks are measured on 200 test images, on the CPU."""
 
     def __call__(self) -> None:
-        if self.selection not in SELECTIONS:
-            raise StudyError(f"--selection must be one of {', '.join(SELECTIONS)}; got {self.selection!r}")
+        if self.selection not in (*SELECTIONS, BETWEEN):
+            raise StudyError(f"--selection must be one of {', '.join((*SELECTIONS, BETWEEN))}; got {self.selection!r}")
         if not self.folders:
             raise StudyError("publish needs the folder of a run or of a study; got none; for instance runs/cifar10-paper")
         console = Console()
@@ -150,6 +153,66 @@ class Protocol:
         Console().line(f"{self.output}: all rows are there" if done else "out of time; the same command continues")
 
 
+@dataclass(frozen=True)
+class Readings:
+    """Train and measure readings of the paper that it leaves open: other operators, and penalties of other functions.
+
+    python -m experiments.paper readings --data-dir data/cifar10: everything that is missing, on a GPU.
+
+    python -m experiments.paper readings unit-mass disk --seeds 0 --seconds 540
+
+    Networks are trained side by side. Start the same command several times at once, and the processes share them: while one
+    prepares its steps on a CPU core, the others use the GPU. Nothing is lost when it is killed or out of time: the same command
+    continues. Then render.
+    """
+
+    readings: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Names of readings; without them all. The README lists them."""
+    seeds: tuple[int, ...] = SEEDS
+    """Of initial weights and the order of images."""
+    seconds: float = float("inf")
+    """After which nothing is begun, and what is not finished stays as a checkpoint."""
+    parallel: int = 8
+    """Networks that this process trains at a time, each on its own CUDA stream; 1 on a CPU."""
+    data_dir: Path | None = None
+    """Where the files of CIFAR-10 are; without it, as in wassersmooth train --data-dir."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    runs: Path = Path("runs/readings")
+    """The folder of checkpoints and networks."""
+    output: Path = READINGS
+    """The file of rows."""
+    small: bool = False
+    """Digits, a small network and one epoch, to try the command; needs its own --output and --runs."""
+
+    def __call__(self) -> None:
+        started = time.perf_counter()
+        if self.small and (self.output == READINGS or self.runs == Path("runs/readings")):
+            raise StudyError("--small needs its own --output and --runs; got the usual ones; its rows are none of the page's")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or self.parallel < 1:
+            raise StudyError(
+                f"seeds must be one or more, each once, and parallel at least 1; got {self.seeds} and {self.parallel}"
+            )
+        settings = settings_of(chosen_readings(self.readings), self.seeds)
+        read_rows(self.output)  # refuses a damaged file before any work
+        device = choose_device(self.device)
+        work = Work(
+            SMALL if self.small else FULL,
+            folder=self.data_dir,
+            rows=self.output,
+            runs=self.runs,
+            device=device,
+            parallel=self.parallel if device.type == "cuda" else 1,
+            command=command_line(),
+            deadline=started + self.seconds,
+        )
+        done = work.run(settings)
+        left = len(work.missing(settings))
+        Console().line(
+            "all rows are there" if done else f"{left} of {len(settings)} rows are missing; the same command continues"
+        )
+
+
 def _networks(path: Path, copies: Path) -> list[Run]:
     return [as_run(path, copies)] if path.is_file() else runs_in(path)
 
@@ -163,5 +226,5 @@ PROGRAM = Program(
     "python -m experiments.paper",
     "The paper's study at full scale: evaluated runs become rows, a page that judges each claim, and published networks.\n"
     "experiments/paper/README.md has the commands from the first search to the page.\n",
-    {"evaluate": Evaluate, "protocol": Protocol, "publish": Publish, "render": Render},
+    {"evaluate": Evaluate, "protocol": Protocol, "readings": Readings, "publish": Publish, "render": Render},
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,7 +80,7 @@ class Measure(NamedTuple):
 
 def measures(size: tuple[int, int], sizes: Sizes) -> list[Measure]:
     """What is measured of each network, short ones first."""
-    known = {CLEAN: _identity} | {
+    known = {CLEAN: identity} | {
         name: perturb
         for name, perturb in perturbations("paper", size, normalized=True).items()
         if name.partition("_normalized")[1]
@@ -139,8 +139,7 @@ class Work:
         row |= {"epochs": config.training.epochs, "seed": config.seed, "dataset": config.data.dataset}
         row |= {"model": f"{config.model.model} {config.model.activation}"}
         weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
-        test = hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()
-        return row | {"model_sha256": weights, "test_sha256": test}
+        return row | {"model_sha256": weights, "test_sha256": sha256_of(images)}
 
     @staticmethod
     def _is_current(old: Row, network: Row, count: int) -> bool:
@@ -197,13 +196,9 @@ def _with_interval(flips: Tensor) -> list[float]:
     return [round(value, 4) for value in (float(flips.double().mean()), low, high)]
 
 
-def _identity(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+def identity(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
     return images
 
 
-def by_network(rows: Iterable[Row]) -> dict[tuple[str, int, int], dict[str, Row]]:
-    """The rows of each network (regularizer, epochs, seed) by measure."""
-    found: dict[tuple[str, int, int], dict[str, Row]] = {}
-    for row in rows:
-        found.setdefault((row["regularizer"], row["epochs"], row["seed"]), {})[row["measure"]] = row
-    return found
+def sha256_of(images: Tensor) -> str:
+    return hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()
