@@ -20,7 +20,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from experiments.frontier.points import Point, mean_over
 from experiments.paper.equal_clean import (
     CONTRADICTED,
     NEVER,
@@ -34,6 +33,7 @@ from experiments.paper.equal_clean import (
     verdicts,
 )
 from experiments.paper.results import ATTACKS, ERRORS, PREDICTED, REGULARIZERS, Results
+from experiments.points import Point, mean_over
 from experiments.row_store import Row
 from wassersmooth.robustness.translations import AXES
 from wassersmooth.study.measures import CLEAN, PREDICTED_UNITS, short_title
@@ -51,7 +51,7 @@ PARTS = {
     "euclidean": "Euclidean against none",
     "wasserstein": "Wasserstein against none",
     "order": "Wasserstein against Euclidean",
-    "strong": "the same where both are strong",
+    "strong": "the same, both at their strongest",
 }
 JUDGED = ("euclidean", "wasserstein", "order")
 
@@ -142,7 +142,7 @@ def _settings(reach: int) -> list[tuple[Claim, str, str]]:
 
 
 def comparable_rows(results: Results, protocol: Iterable[Row], reach: int) -> list[Row]:
-    """The networks as the frontier's comparison takes them: one row for each, with every measure that it has anywhere."""
+    """The networks as the comparison takes them: one row for each, with every measure that it has anywhere."""
     added: dict[str, list[Row]] = {}
     for row in protocol:
         if "error" in row:

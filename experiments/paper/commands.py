@@ -105,7 +105,7 @@ class Render:
 class Protocol:
     """Measure networks in what is probably the paper's protocol: attacks on predictions, in normalized units, not clipped.
 
-    python -m experiments.paper protocol --data-dir data/cifar10: the published networks, on a CPU in 15 minutes.
+    python -m experiments.paper protocol --data-dir data/cifar10: the published networks, on a CPU in half an hour.
 
     python -m experiments.paper protocol runs/cifar10-paper: every run of a study.
 

@@ -1,4 +1,4 @@
-"""Penalties compared at equal clean error, by the frontier's comparison; and what a table of comparisons says together."""
+"""Penalties compared at equal clean error, or why they cannot be; and what a table of comparisons says together."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from experiments.frontier.comparison import CURVE, Difference, all_clear, at_equal_clean, at_equal_strength
-from experiments.frontier.points import FLIPS, Point, mean_over
-from experiments.frontier.uncertainty import Uncertainty
+from experiments.comparison import CURVE, Difference, all_clear, at_equal_clean, at_equal_strength
+from experiments.points import FLIPS, Point, mean_over
 from experiments.row_store import Row
+from experiments.uncertainty import Uncertainty
 
 SHOWN, NOT_SHOWN, CONTRADICTED = "shown", "not shown", "contradicted"
 EQUAL = 0.5  # points of clean error within which two networks are compared as they are, where there are no curves
@@ -72,7 +72,7 @@ def compared(
         return _unless_one_seed(Comparison(found.difference, found.low, found.high), (*here, *there), measure, uncertainty)
     pairs = [(p, q) for p in here for q in there if _apart(p, q) <= EQUAL and max(_clean(p), _clean(q)) <= most]
     if not pairs:
-        return Comparison(missing=f"strengths: {len(here)} and {len(there)}, of which none meet; a curve takes {CURVE}")
+        return Comparison(missing=f"{len(here)} and {len(there)} strengths, none of which meet there; a curve takes {CURVE}")
     places = [_clean(point) for pair in pairs for point in pair]
     difference = at_equal_strength(pairs, measure, uncertainty)
     used = [point for pair in pairs for point in pair]

@@ -5,12 +5,13 @@ Each is made of the library's Wasserstein metric in unit scale, in which L(x) is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Wasserstein
 from wassersmooth.geometry.randomness import random_signs
 from wassersmooth.learning import losses
@@ -103,9 +104,18 @@ class ZeroPadding:
 
     Each of them adds ``u_i g_i^2 / 2``, and half of that here, where of a relation and its opposite one counts: the border is
     charged for constants too. For constant weights.
+
+    Attributes:
+        neighbors: of a pixel that is far from the border.
     """
 
     inner: Wasserstein
+    neighbors: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        graph, side = self.inner.graph, 2 * self.inner.graph.radius + 1
+        whole = PixelGraph.grid(side, side, graph.radius, graph.neighborhood)  # its middle pixel has all neighbors
+        object.__setattr__(self, "neighbors", float(whole.degrees(whole.weights)[side // 2, side // 2]))
 
     def cometric(self, x: Tensor) -> Padded:
         self.check_images(x)
@@ -116,8 +126,7 @@ class ZeroPadding:
 
     def evaluate(self, x: Tensor) -> Padded:
         s = self.inner.graph.degrees(x)
-        missing = 2 * len(self.inner.graph.offsets) - s
-        return Padded(self.inner.evaluate(x), x / s * missing / 4)
+        return Padded(self.inner.evaluate(x), x / s * (self.neighbors - s) / 4)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from experiments.frontier.comparison import CURVE
+from experiments.comparison import CURVE
 from experiments.paper.claims import CLAIMS, NEAR, PARTS, Trial, trials
 from experiments.paper.equal_clean import CONTRADICTED, EQUAL, NOT_SHOWN, SHOWN, in_words
 from experiments.paper.protocol_page import protocol_section
@@ -48,7 +48,8 @@ LONGER="--preset cifar10-sweep --epochs 64 --milestones 32 48 --output runs/cifa
 wassersmooth sweep $LONGER --regularizer euclidean --etas 0.17 0.24 0.32 0.42 0.55 0.75
 wassersmooth sweep $LONGER --regularizer wasserstein --etas 0.32 0.42 0.55 0.75 --radii 8
 wassersmooth train --preset cifar10-paper --regularizers none ...  # most_robust of the first, within_one_point of the longer
-wassersmooth train --config experiments/paper/between.toml --output runs/paper-between  # two more strengths of each penalty
+BETWEEN="--config experiments/paper/between.toml --output runs/paper-between"
+wassersmooth train --preset cifar10-paper $BETWEEN  # two more strengths of each penalty
 python -m experiments.paper evaluate runs/cifar10-paper runs/paper-between
 python -m experiments.paper publish runs/cifar10-paper --sweep runs/cifar10-sweep-64 --selection within_one_point \
 --mnist-dir data/mnist

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from experiments.frontier.points import FLIPS, Point
 from experiments.paper.equal_clean import (
     CONTRADICTED,
     NOT_SHOWN,
@@ -18,9 +17,10 @@ from experiments.paper.equal_clean import (
     verdicts,
 )
 from experiments.paper.plans import BY_NAME, FULL, READINGS, SEEDS, Reading
+from experiments.points import FLIPS, Point
 from experiments.row_store import Row
 from wassersmooth.robustness.translations import AXES
-from wassersmooth.study.measures import CLEAN, full_title
+from wassersmooth.study.measures import CLEAN, short_title, threat_title
 from wassersmooth.study.provenance import place
 from wassersmooth.study.tables import code_markdown, counted, escape_value
 
@@ -28,9 +28,11 @@ MEASURES = (
     *("fgsm_8_normalized_predicted", "fgsm_25_normalized_predicted", "ifgsm20_8_normalized_predicted"),
     *("pgd20_margin_2_pixel", "pgd20_margin_8_pixel", *FLIPS),
 )
-TITLES = {name: full_title(name).replace("normalized predicted", "own protocol") for name in MEASURES[:5]} | {
-    name: f"flips, {axis}" for name, axis in zip(FLIPS, AXES, strict=True)
-}
+TITLES = (
+    {name: f"{short_title(name, ' ')}, own protocol" for name in MEASURES[:3]}
+    | {name: threat_title(name) for name in MEASURES[3:5]}
+    | {name: f"flips, {axis}" for name, axis in zip(FLIPS, AXES, strict=True)}
+)
 JUDGED = tuple(reading for reading in READINGS if reading.against)
 QUESTION = """\
 The paper leaves open what L is taken at, what its graph is, and whose gradient is penalized. Does any reading make the

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from experiments.frontier import comparison
-from experiments.frontier.comparison import Difference, EqualClean, at_equal_clean, at_equal_strength
+from experiments import comparison
+from experiments.comparison import Difference, EqualClean, at_equal_clean, at_equal_strength
 from experiments.frontier.gathering import Frontier, gather
-from experiments.frontier.points import STRONGEST, THREATS, Point, front, points_of
-from experiments.frontier.uncertainty import Uncertainty
+from experiments.frontier.points import STRONGEST, front
+from experiments.points import THREATS, Point, points_of
+from experiments.uncertainty import Uncertainty
 from tests.experiments.frontier.fake_frontier import IMAGES, SILENT, fake_run, made_up, write_evaluation
 
 USUAL = {"activation": "softplus", "augment": False, "epochs": 24, "patience": None, "patience_on": "clean"}

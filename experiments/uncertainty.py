@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from experiments.frontier.points import FLIPS, THREATS, Point, mean_over, value_of
+from experiments.points import FLIPS, THREATS, Point, mean_over, value_of
 from wassersmooth.study.measured_rows import unpacked
 
 Draws = npt.NDArray[np.float64]

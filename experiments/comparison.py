@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from experiments.frontier.points import Point, mean_over
-from experiments.frontier.uncertainty import Draws, Uncertainty, fewest
+from experiments.points import Point, mean_over
+from experiments.uncertainty import Draws, Uncertainty, fewest
 from wassersmooth.study.estimates import chance
 
 LEVEL = 0.05
