@@ -182,7 +182,7 @@ class Meeting(NamedTuple):
     places: list[float]
 
 
-def _meeting(first: Curves, second: Curves, at_first: bool, most: float) -> Meeting:
+def _meeting(first: Curves, second: Curves, at_first: bool, most: float = math.inf) -> Meeting:
     """At clean errors within both curves."""
     low = np.maximum(first.x[:, :1], second.x[:, :1])
     high = np.minimum(np.minimum(first.x[:, -1:], second.x[:, -1:]), most)
