@@ -142,13 +142,19 @@ def _settings(reach: int) -> list[tuple[Claim, str, str]]:
 
 
 def comparable_rows(results: Results, protocol: Iterable[Row], reach: int) -> list[Row]:
-    """The networks as the comparison takes them: one row for each, with every measure that it has anywhere."""
+    """The networks as the comparison takes them: one row for each, with every measure that it has anywhere.
+
+    A curve is of one radius and mass, those chosen within one point of clean error; other networks are left out.
+    """
+    graphs = {row["regularizer"]: (row["radius"], row["mass"]) for row in results.rows if row["selection"] == WITHIN_ONE_POINT}
     added: dict[str, list[Row]] = {}
     for row in protocol:
         if "error" in row:
             added.setdefault(row["model_sha256"], []).append(row)
     found = []
     for row in results.rows:
+        if (graph := (row["radius"], row["mass"])) != graphs.get(row["regularizer"], graph):
+            continue
         flips = {axis: by[str(reach)] for axis, by in row.get("flips_by_reach", {}).items() if str(reach) in by}
         new: Row = {"family": row["regularizer"], "regularizer": row["regularizer"], "epsilon": 0.0, "eta": row["eta"]}
         new |= {"seed": row["seed"], "epochs": row["epochs"], "errors": dict(row["errors"])}

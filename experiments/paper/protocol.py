@@ -157,7 +157,14 @@ class Work:
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a file, each checked; none where there is no file."""
-    return row_store.checked(path, ROW) if path.exists() else []
+    return row_store.checked(path, lambda row: ROW(row) or _damage(row)) if path.exists() else []
+
+
+def _damage(row: Row) -> str:
+    reaches = row.get("by_reach", {"1": []})
+    if ("error" in row) == ("by_reach" in row):
+        return "expected either an error or by_reach"
+    return "" if set(reaches) == {str(n + 1) for n in range(len(reaches))} else "by_reach: expected every reach from 1 on"
 
 
 def reaches_of(changes: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -108,7 +108,7 @@ def test_natural_images_are_compared_at_equal_error_under_attack() -> None:
     trial = judged(curves(BETTER), "clean")
     found = trial.comparisons["order"]
     assert found.difference is not None
-    assert found.difference.mean < -0.4  # Wasserstein costs less clean error for the same protection
+    assert found.difference.mean == pytest.approx(-0.95, abs=0.2)  # less clean error for the same protection
     assert trial.verdicts["order"] == SHOWN
     assert judged(curves(WORSE), "clean").verdicts["order"] == CONTRADICTED
     assert "strong" not in trial.comparisons
@@ -149,6 +149,14 @@ def test_measures_of_the_protocol_are_added_to_their_networks() -> None:
     assert judged(rows, name, added).verdict == SHOWN
     few = [row for row in added if row["model_sha256"].endswith(" 0")]
     assert judged(rows, name, few).comparisons["order"].missing == ONE_SEED
+
+
+def test_a_curve_has_one_radius() -> None:
+    rows = curves(BETTER)
+    other = [row | {"radius": 4, "errors": errors_at((17.0, 5.0), 0.0)} for row in rows if row["eta"] == 0.6]
+    assert judged([*rows, *other]).comparisons == judged(rows).comparisons
+    moved = [row | {"eta": 0.45, "radius": 2} for row in other]
+    assert judged([*rows, *moved]).comparisons["order"] != judged(rows).comparisons["order"]
 
 
 def test_every_claim_in_every_setting() -> None:

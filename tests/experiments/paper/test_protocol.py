@@ -20,6 +20,7 @@ from experiments.paper.results import REGULARIZERS, Results
 from tests.experiments.paper.fake_publication import fake_rows
 from tests.study.small_studies import tiny_run, train_to_the_end
 from wassersmooth import attacks, cli, variations
+from wassersmooth.study.errors import StudyError
 from wassersmooth.study.runs import Run
 from wassersmooth.study.tables import DASH
 
@@ -109,6 +110,24 @@ def test_flips_by_reach_are_those_of_the_inner_frames() -> None:
     assert {reach: flips.tolist() for reach, flips in reaches_of(changes)} == {1: [1, 1], 2: [3, 2]}
     assert crossing([1.0, 2.0, 3.0], 2.0) == 2
     assert crossing([1.0, 2.0], 2.5) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"by_reach": {"1": [1, 1, 1], "3": [1, 1, 1]}}, "every reach from 1 on"),
+        ({"by_reach": {}, "error": 5.0}, "either an error or by_reach"),
+        ({"by_reach": {"1": [1, 1]}}, "by_reach: 1: expected"),
+    ],
+)
+def test_a_row_that_was_edited_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    row = next(row for row in rows_of_protocol() if "by_reach" in row)
+    whole = row | {"eta": 0.1, "radius": 0, "mass": 0.0, "dataset": "cifar10", "model": "resnet20", "test_sha256": "a"}
+    (tmp_path / "rows.json").write_text(json.dumps({"rows": [whole]}))
+    assert read_rows(tmp_path / "rows.json") == [whole]
+    (tmp_path / "rows.json").write_text(json.dumps({"rows": [whole | change]}))
+    with pytest.raises(StudyError, match=message):
+        read_rows(tmp_path / "rows.json")
 
 
 def test_the_published_networks_are_what_is_measured_without_folders() -> None:
