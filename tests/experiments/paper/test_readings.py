@@ -98,7 +98,7 @@ def test_an_objective_replaces_that_of_the_regularizer(tmp_path: Path) -> None:
     assert TrainingState(run.config, loaded, CPU).objective is None
 
 
-def test_the_plan_is_what_the_issue_of_levels_needs() -> None:
+def test_the_plan_has_three_strengths_of_every_reading() -> None:
     assert len(settings_of(list(READINGS), SEEDS)) == 3 * (1 + 3 * (len(READINGS) - 1))
     assert FULL.training.epochs == 24
     assert FULL.data.train_images is not None
