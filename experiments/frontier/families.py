@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.frontier.comparison import CURVE, Difference, EqualClean, all_clear, at_equal_clean, worth_comparing
-from experiments.frontier.points import THREATS, Point, base_variant, compared_threats, mean_over
+from experiments.comparison import CURVE, Difference, EqualClean, all_clear, at_equal_clean, worth_comparing
+from experiments.frontier.points import base_variant, compared_threats
 from experiments.frontier.questions import place_of, title_of
 from experiments.frontier.step_costs import relative_cost
-from experiments.frontier.uncertainty import UNSEEDED, Uncertainty
+from experiments.points import THREATS, Point, mean_over
+from experiments.uncertainty import UNSEEDED, Uncertainty
 from wassersmooth.study.tables import escape_value, markdown_table
 
 REFERENCE = "euclidean"  # the simplest penalty, and one with many strengths

@@ -12,7 +12,8 @@ from typing import Any
 
 from experiments import row_store
 from experiments.frontier.learning_curves import learning_curve_damage, learning_curve_of
-from experiments.frontier.points import THREATS, chosen, fronts, points_of
+from experiments.frontier.points import chosen, fronts
+from experiments.points import THREATS, points_of
 from experiments.row_store import Row
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.robustness.translations import AXES

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.frontier.comparison import Difference, all_clear, at_equal_clean, at_equal_strength
-from experiments.frontier.points import STRONGEST, THREATS, Point, Variant, base_variant, held_out, mean_over
+from experiments.comparison import Difference, all_clear, at_equal_clean, at_equal_strength
+from experiments.frontier.points import STRONGEST, base_variant, held_out
 from experiments.frontier.questions import title_of
 from experiments.frontier.step_costs import relative_cost
-from experiments.frontier.uncertainty import UNSEEDED, Uncertainty
+from experiments.points import THREATS, Point, Variant, mean_over
+from experiments.uncertainty import UNSEEDED, Uncertainty
 from wassersmooth.study.regularizers import PENALTIES, is_penalty
 from wassersmooth.study.tables import code_markdown, counted, escape_value
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.frontier.points import Point
+from experiments.points import Point
 from wassersmooth.study import figures
 
 THREAT = "pgd20_margin_2_pixel"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.frontier.points import Point, Variant
+from experiments.points import Point, Variant
 from experiments.row_store import Row
 from wassersmooth.study import figures
 from wassersmooth.study.regularizers import group_of

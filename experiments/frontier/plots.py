@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.frontier.points import THREATS, Point, compared_threats, front, measured
+from experiments.frontier.points import compared_threats, front, measured
 from experiments.frontier.questions import Answer, Curve, place_of, title_of
+from experiments.points import THREATS, Point
 from wassersmooth.study import figures
 from wassersmooth.study.regularizers import GROUPS, PLAIN, color_of, group_of
 

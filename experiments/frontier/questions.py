@@ -10,11 +10,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from experiments.frontier.comparison import Difference, EqualClean, all_clear, at_equal_clean, at_equal_strength
+from experiments.comparison import Difference, EqualClean, all_clear, at_equal_clean, at_equal_strength
 from experiments.frontier.learning_curves import BY_LUCK, learning_curve_sentence, learning_curves_of
-from experiments.frontier.points import MORE_CLEAN, THREATS, Point, Variant, base_variant, compared_threats
-from experiments.frontier.uncertainty import UNSEEDED, Uncertainty
+from experiments.frontier.points import MORE_CLEAN, base_variant, compared_threats
+from experiments.points import THREATS, Point, Variant
 from experiments.row_store import Row
+from experiments.uncertainty import UNSEEDED, Uncertainty
 from wassersmooth.study import regularizers
 from wassersmooth.study.regularizers import KINDS, ON_A_GRAPH, SIDES, group_of
 from wassersmooth.study.tables import counted, listed

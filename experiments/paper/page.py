@@ -7,24 +7,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from experiments.paper.claims import outcomes
-from experiments.paper.results import ATTACKS, POINT, REGULARIZERS, Results
+from experiments.comparison import CURVE
+from experiments.paper.claims import CLAIMS, NEAR, PARTS, Trial, trials
+from experiments.paper.equal_clean import CONTRADICTED, EQUAL, NOT_SHOWN, SHOWN, in_words
+from experiments.paper.protocol_page import protocol_section
+from experiments.paper.readings_page import readings_section
+from experiments.paper.results import ATTACKS, BETWEEN, POINT, REGULARIZERS, Results
+from experiments.row_store import Row
 from wassersmooth.robustness.translations import AXES
 from wassersmooth.study.measures import CLEAN, UNITS, table_title
 from wassersmooth.study.regularizers import heading_of
-from wassersmooth.study.report.tables import INTERVALS, PAPER_ERRORS, PAPER_FLIPS
+from wassersmooth.study.report.tables import PAPER_ERRORS, PAPER_FLIPS
 from wassersmooth.study.search.selection import SELECTIONS
 from wassersmooth.study.tables import Table, TableRow, cells, code_markdown, counted, escape_value, short_commit
 
-YES_NO = {True: "yes", False: "no"}
-RULE = """\
-A row **holds** where all of this is true: both penalties are below no regularizer, and Wasserstein below Euclidean, each
-beyond chance (Welch's t-test at 5 % over seeds, on the same test images; one seed decides nothing), and the fall from no
-regularizer to Wasserstein is at least half of the paper's. It **does not hold** where the opposite of one of these is beyond
-chance, and is **not shown** where chance leaves it open. Pixel units come first; a row that holds in normalized units alone
-says so, and so does one that holds for networks with signs of masked gradients. Flips are compared at the reach at which the
-unregularized network comes nearest to the paper's number. Whether the paper's number lies inside our interval is stated, but
-not required."""
+SMALL_PRINT = (
+    "Small print: 95 % t-interval over seeds; where there is one seed, Wilson's interval over test images. Which of several "
+    "numbers is lower is told by the table of verdicts, not by these intervals."
+)
+RULE = f"""\
+Each row of the paper claims that either penalty is below no regularizer, and that Wasserstein is below Euclidean. The penalties
+are compared with no regularizer at the strengths chosen within one point of its clean error; at other strengths that may
+differ, so such a claim is shown or not shown, and never contradicted. Wasserstein is compared with Euclidean at equal clean
+error, by curves through all strengths, up to {NEAR:g} points above the clean error of no regularizer, where the paper's
+networks are. A curve takes {CURVE} strengths of each; with fewer, only networks within {EQUAL:g} points of clean error are
+compared. Errors on natural images are compared at equal error under AutoAttack at 2/255 instead.
+
+A claim is **shown** where it is beyond chance, **contradicted** where its opposite is, and else **not shown**: at 5 % over all
+comparisons of the table together, by Holm. Standard errors are over seeds and the choice of test images, with the spread over
+seeds pooled over all networks. One seed shows nothing. A row is shown where all of its claims are. How its networks were
+selected decides nothing: where both penalties are strong, the order is compared too, in a column of its own, which counts for
+no row."""
 SEARCHES = """\
 Penalties slow down learning, so a search in few epochs overestimates what a penalty costs: what looks worse after a short
 schedule may be no worse after the full one. So the points within one point of clean error have a separate, longer search."""
@@ -35,31 +48,47 @@ LONGER="--preset cifar10-sweep --epochs 64 --milestones 32 48 --output runs/cifa
 wassersmooth sweep $LONGER --regularizer euclidean --etas 0.17 0.24 0.32 0.42 0.55 0.75
 wassersmooth sweep $LONGER --regularizer wasserstein --etas 0.32 0.42 0.55 0.75 --radii 8
 wassersmooth train --preset cifar10-paper --regularizers none ...  # most_robust of the first, within_one_point of the longer
-python -m experiments.paper evaluate runs/cifar10-paper
+BETWEEN="--config experiments/paper/between.toml --output runs/paper-between"
+wassersmooth train --preset cifar10-paper $BETWEEN  # two more strengths of each penalty
+python -m experiments.paper evaluate runs/cifar10-paper runs/paper-between
 python -m experiments.paper publish runs/cifar10-paper --sweep runs/cifar10-sweep-64 --selection within_one_point \
 --mnist-dir data/mnist
 python -m experiments.paper publish runs/cifar10-paper --sweep runs/cifar10-sweep --selection most_robust
+python -m experiments.paper publish runs/paper-between --selection between
+python -m experiments.paper protocol
+python -m experiments.paper readings
 python -m experiments.paper render"""
 
 
-def page(stored: Mapping[str, Any], models: Mapping[str, Any] | None, pictures: Mapping[str, str]) -> str:
+def page(
+    stored: Mapping[str, Any],
+    models: Mapping[str, Any] | None,
+    pictures: Mapping[str, str],
+    protocol: Sequence[Row] = (),
+    readings: Sequence[Row] = (),
+) -> str:
     """The page as Markdown.
 
     Arguments:
         stored: the content of ``paper.json``.
         models: the content of ``models.json``, where there is one.
         pictures: path from the page, by what the picture shows.
+        protocol, readings: the rows of ``protocol.json`` and ``readings.json``, where there are such files.
     """
     results = Results.of(stored["rows"])
-    parts = ["# The paper's study at full scale", _head(results, bool(models and models["models"])), _summary(results)]
+    judged = trials(results, protocol)
+    parts = ["# The paper's study at full scale", _head(results, bool(models and models["models"])), _summary(judged)]
+    parts += ["## What is shown of the paper", _verdicts(judged), _missing(judged), RULE]
+    parts += ["## The paper in its own protocol", protocol_section(protocol, results, judged)]
+    parts += ["## Readings of the paper", readings_section(readings)]
     for selection in results.selections:
         searched = selection in (stored.get("sweeps") or {})
         how = f"Chosen by: {SELECTIONS[selection]}." if searched else "Given by hand: no search is stored in the file."
         parts += [f"## {_title(selection)}", f"{how} {_points(results, selection)}"]
-        parts += [_verdicts(results, selection), errors_table(results, selection).to_markdown()]
+        parts += [errors_table(results, selection).to_markdown()]
         parts += [autoattack_table(results, selection).to_markdown(), flips_table(results, selection).to_markdown()]
         parts += [f"![{text}]({path})" for text, path in pictures.items() if selection in path]
-    parts += ["## How a verdict is reached", RULE, "## Gradient masking", _masking(results)]
+    parts += ["## Gradient masking", _masking(results)]
     parts += ["## How eta and radius were chosen", _searches(stored.get("sweeps") or {}, results)]
     if shared := [f"![{text}]({path})" for text, path in pictures.items() if not any(name in path for name in SELECTIONS)]:
         parts += ["## Figures", *shared]
@@ -82,7 +111,7 @@ def errors_table(results: Results, selection: str) -> Table:
     ratio = f" 8/255 after normalization is about {8 * std:.1f}/255 in pixels." if std else ""
     caption = (
         f"Error on {_images(results, 'clean')} test images in percent, beside the paper's, which does not state its units."
-        f"{ratio} {INTERVALS}"
+        f"{ratio} {SMALL_PRINT}"
     )
     return Table(
         "table-1", "Table 1. Clean and adversarial error.", "Test data", _columns(results, selection), tuple(rows), caption
@@ -99,19 +128,14 @@ def autoattack_table(results: Results, selection: str) -> Table:
 
 
 def flips_table(results: Results, selection: str) -> Table:
-    """The paper's table 2 at the reach nearest to its own, and at the longest."""
-    nearest = results.nearest_reach(selection)
+    """The paper's table 2 at the longest reach that was measured."""
     rows: list[TableRow] = []
-    for reach in dict.fromkeys((nearest, *results.reaches()[-1:])):
-        if reach is None:
-            continue
-        note = "where the unregularized network is nearest to the paper's" if reach == nearest else "the longest"
-        rows.append(TableRow(f"reach {reach}", note=note))
+    for reach in results.reaches()[-1:]:
+        rows.append(TableRow(f"reach {reach}", note="the longest that was measured, not a best fit"))
         for axis in AXES:
             estimates = [results.flips(kind, selection, axis, reach) for kind in REGULARIZERS]
-            rows.append(
-                TableRow(f"{axis.capitalize()} translation", cells(estimates, 2, [PAPER_FLIPS[axis][k] for k in REGULARIZERS]))
-            )
+            printed = [PAPER_FLIPS[axis][kind] for kind in REGULARIZERS]
+            rows.append(TableRow(f"{axis.capitalize()} translation", cells(estimates, 2, printed, bold=False)))
     caption = (
         f"Label flips along a translation, mean over {_images(results, 'flips')} test images. The paper does not state how "
         "far it translates; reach r is the shifts from -r to +r pixels."
@@ -141,26 +165,17 @@ def _other_data(row: Mapping[str, Any]) -> str:
     return "" if row.get("dataset") == "cifar10" else " The paper's numbers are of CIFAR-10: compare orders, not values."
 
 
-def _summary(results: Results) -> str:
-    """How many rows of the paper have which verdict, a line for each selection."""
-    lines = []
-    for selection in results.selections:
-        verdicts = Counter(outcome.verdict for outcome in outcomes(results, selection))
-        counts = ", ".join(f"**{verdict}** {count} of {verdicts.total()}" for verdict, count in verdicts.most_common())
-        lines.append(f"- {_title(selection)}, the rows of the paper's tables: {counts}.{_reading(results, selection)}")
-    return "\n".join(lines)
-
-
-def _reading(results: Results, selection: str) -> str:
-    """Counts of the two halves of the claims: that penalties help, and which helps more."""
-    trials = [trial for outcome in outcomes(results, selection) for trial in outcome.trials]
-    if not trials or not all(trial.decides for trial in trials):
-        return ""
-    helped, better, worse = (sum(getattr(t, name) for t in trials) for name in ("protects", "better", "worse"))
-    return (
-        f" Of their {counted(len(trials), 'setting')}, both penalties are below no regularizer in {helped}, and Wasserstein is "
-        f"below Euclidean in {better} and above it in {worse}, beyond chance."
-    )
+def _summary(judged: Sequence[Trial]) -> str:
+    """How many rows, in all their settings, have which verdict."""
+    counts = Counter(trial.verdict for trial in judged)
+    said = ", ".join(f"**{verdict}** {counts[verdict]}" for verdict in (SHOWN, NOT_SHOWN, CONTRADICTED))
+    parts = [f"Of the {len(judged)} settings of the paper's {len(CLAIMS)} rows: {said}."]
+    for part, words in PARTS.items():
+        found = [trial.verdicts[part] for trial in judged if part in trial.verdicts]
+        known = [trial for trial in judged if part in trial.comparisons and trial.comparisons[part].decides]
+        each = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in (SHOWN, NOT_SHOWN, CONTRADICTED))
+        parts.append(f"- {words}: {each}; {len(known)} of {len(found)} could be compared.")
+    return "\n".join([parts[0], "", *parts[1:]])
 
 
 def _points(results: Results, selection: str) -> str:
@@ -168,25 +183,40 @@ def _points(results: Results, selection: str) -> str:
     return f"{'; '.join(found)}." if found else ""
 
 
-def _verdicts(results: Results, selection: str) -> str:
-    """The verdict on each row in words, then the numbers behind it."""
-    found = outcomes(results, selection)
-    lines = ["| row of the paper | verdict | evidence: none / Euclidean / Wasserstein |", "|---|---|---|"]
-    lines += [
-        f"| table {o.claim.table}: {o.claim.label} | **{o.verdict}** | {o.evidence or 'rows are missing'}. |" for o in found
-    ]
-    lines += [
-        "",
-        "| row | setting | both below none | Wasserstein below Euclidean | share of the paper's fall | paper inside interval |",
-    ]
-    lines += ["|---|---|---|---|---|---|"]
-    for outcome in found:
-        for t in outcome.trials:
-            inside = ", ".join(kind if kind != "none" else "unregularized" for kind in t.inside) or "-"
-            order = "yes" if t.better else "no, above" if t.worse else "within chance"
-            yes = (YES_NO[t.protects], order, t.part, inside)
-            lines.append(f"| {outcome.claim.label} | {t.setting or 'as they are'} | {' | '.join(yes)} |")
-    return "\n".join(lines)
+def _verdicts(judged: Sequence[Trial]) -> str:
+    """The verdict on each row in each setting, with what was compared: below zero is as the paper says."""
+    lines = [f"| row of the paper | setting | verdict | {' | '.join(PARTS.values())} | share of the paper's fall |"]
+    lines.append("|---" * (4 + len(PARTS)) + "|")
+    for trial in judged:
+        parts = []
+        for part in PARTS:
+            found = trial.comparisons.get(part)
+            said = "" if found is None else in_words(found, 1 if trial.claim.table == 1 else 2)
+            parts.append(f"{said}: {trial.verdicts[part]}" if found is not None and found.difference else said or "-")
+        share = "-" if trial.share is None else f"{round(100 * trial.share)} %" if trial.share >= 0 else "no fall"
+        label = f"table {trial.claim.table}: {trial.claim.label}"
+        lines.append(f"| {label} | {trial.setting or 'as they are'} | **{trial.verdict}** | {' | '.join(parts)} | {share} |")
+    return "\n".join(
+        [
+            "Differences in points of error (or in flips) with one standard error, and the clean errors at which they were",
+            "taken; below zero is as the paper says. The share is that of the fall from none to Wasserstein, within one point",
+            "of clean error.",
+            "",
+            *lines,
+        ]
+    )
+
+
+def _missing(judged: Sequence[Trial]) -> str:
+    """What has to be measured before the order of the penalties can be judged."""
+    open_ones = [trial for trial in judged if not trial.comparisons["order"].decides]
+    if not open_ones:
+        return ""
+    return (
+        f"The order of the penalties cannot be judged yet in {len(open_ones)} of {len(judged)} settings: curves need more "
+        "strengths near the plain network's clean error, or several seeds. The plan for that is "
+        "[between.toml](../../experiments/paper/between.toml): two more strengths of each penalty, three seeds."
+    )
 
 
 def _masking(results: Results) -> str:
@@ -286,7 +316,7 @@ def _commands(results: Results) -> str:
 
 def _cells(results: Results, selection: str, name: str, paper: Mapping[str, float] | None = None) -> Any:
     printed = [] if paper is None else [paper[kind] for kind in REGULARIZERS]
-    return cells([results.error(kind, selection, name) for kind in REGULARIZERS], 1, printed)
+    return cells([results.error(kind, selection, name) for kind in REGULARIZERS], 1, printed, bold=False)
 
 
 def _columns(results: Results, selection: str) -> tuple[tuple[str, str], ...]:
@@ -294,8 +324,11 @@ def _columns(results: Results, selection: str) -> tuple[tuple[str, str], ...]:
 
 
 def _sorted(results: Results) -> list[dict[str, Any]]:
-    order = list(SELECTIONS)
-    return sorted(results.rows, key=lambda r: (order.index(r["selection"]), REGULARIZERS.index(r["regularizer"]), r["seed"]))
+    order = [*SELECTIONS, BETWEEN]
+    return sorted(
+        results.rows,
+        key=lambda r: (order.index(r["selection"]), REGULARIZERS.index(r["regularizer"]), r["eta"], r["seed"]),
+    )
 
 
 def _images(results: Results, name: str) -> str:

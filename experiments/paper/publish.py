@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments import row_store
+from experiments.paper import protocol, readings
 from experiments.paper.page import page
 from experiments.paper.plots import STORED_FIGURES, epsilon_png, errors_png, neighborhoods_png, packed, strip_png
-from experiments.paper.results import KEY, REGULARIZERS, Results, row_of
+from experiments.paper.results import BETWEEN, KEY, REGULARIZERS, Results, row_of
 from wassersmooth.robustness.suites import SuiteName
 from wassersmooth.study import data, durable, experiment, figure_data
 from wassersmooth.study.config import Data
@@ -25,7 +26,7 @@ from wassersmooth.study.search.selection import RECIPE, SEARCH, WITHIN_ONE_POINT
 from wassersmooth.study.stored_json import object_of, object_with, optional, read_json
 
 FIGURES = "paper-figures.json"  # beside the rows: images of figures 1 and 2, as text
-MODELS = "models"  # also beside the rows
+MODELS, PROTOCOL, READINGS = "models", "protocol.json", "readings.json"  # also beside the rows
 SUBSET = 200  # test images, the first by content, so that they are the same on every machine
 SUITE: SuiteName = "quick"
 WORDS = {
@@ -125,7 +126,8 @@ def page_of(results: Path) -> tuple[str, dict[str, Callable[[], bytes]]]:
             plots[f"epsilon-{selection}"] = partial(epsilon_png, found, selection)
     makers = {"figure1": neighborhoods_png, "figure2": strip_png}
     plots |= {name: partial(make, kept[name]) for name, make in makers.items() if name in kept}
-    return page(stored, models, pictures(list(plots))), plots
+    others = protocol.read_rows(results.parent / PROTOCOL), readings.read_rows(results.parent / READINGS)
+    return page(stored, models, pictures(list(plots)), *others), plots
 
 
 def _stored(results: Path) -> dict[str, Any]:
@@ -164,7 +166,14 @@ def neighborhoods(mnist_dir: Path) -> dict[str, Any]:
 
 
 def _chosen(runs: Sequence[Run], searches: dict[str, Any], selection: str) -> list[Run]:
-    """The runs of one point for each regularizer: the one that the sweep selected, or the only one."""
+    """The runs of one point for each regularizer: the one that the sweep selected, or the only one; of penalties all strengths
+    that are published in between."""
+    if selection == BETWEEN:
+        if not (penalized := [run for run in runs if run.config.regularizer.kind in REGULARIZERS[1:]]):
+            raise StudyError(
+                f"no run of {' or '.join(REGULARIZERS[1:])} among the {len(runs)} given; give those of between.toml"
+            )
+        return penalized
     found: list[Run] = []
     for kind in REGULARIZERS:
         same = [run for run in runs if run.config.regularizer.kind == kind]

@@ -11,8 +11,8 @@ from experiments.row_store import Row
 from wassersmooth.robustness.translations import AXES
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.estimates import Estimate, over_seeds
-from wassersmooth.study.measures import UNITS
-from wassersmooth.study.report.tables import PAPER_ERRORS, PAPER_FLIPS
+from wassersmooth.study.measures import PREDICTED_UNITS, UNITS
+from wassersmooth.study.report.tables import PAPER_ERRORS
 from wassersmooth.study.runs import Run
 from wassersmooth.study.search.selection import SELECTIONS
 from wassersmooth.study.stored_json import (
@@ -29,7 +29,8 @@ from wassersmooth.study.stored_json import (
     whole,
 )
 
-KEY = ("regularizer", "selection", "seed")
+KEY = ("regularizer", "selection", "eta", "radius", "mass", "seed")
+BETWEEN = "between"  # the selection of rows that only serve to compare at equal clean error: further strengths
 REGULARIZERS = ("none", "euclidean", "wasserstein")
 ATTACKS = tuple(PAPER_ERRORS)[1:]
 ERRORS = (
@@ -38,13 +39,14 @@ ERRORS = (
     "autoattack_8_pixel",
     "autoattack_2_pixel",
 )
+PREDICTED = tuple(f"{attack}_{PREDICTED_UNITS}" for attack in ATTACKS)  # not in rows of earlier evaluations
 MEASURED = ("entries", "intervals", "translations", "verdict", "masking", "std", "test_sha256")  # beside errors and flips
 POINT = ("eta", "radius", "mass")
 STRENGTH = number(0, 1e6)
 ROW = object_with(
     {
         "regularizer": one_of(*REGULARIZERS),
-        "selection": one_of(*SELECTIONS),
+        "selection": one_of(*SELECTIONS, BETWEEN),
         "seed": whole(0, 2**32 - 1),
         "eta": STRENGTH,
         "radius": whole(0, 10**6),
@@ -73,7 +75,7 @@ ROW = object_with(
         **dict.fromkeys(("model_sha256", "test_sha256"), text),
     },
 )
-COMMON = ("dataset", "model", "recipe", "images", "test_sha256")  # of all rows: one experiment, measured on the same images
+COMMON = ("dataset", "model", "recipe", "test_sha256")  # of all rows: one experiment, measured on the same images
 
 
 def row_of(run: Run, selection: str) -> Row:
@@ -94,6 +96,7 @@ def row_of(run: Run, selection: str) -> Row:
             f"python -m experiments.paper evaluate {run.folder}"
         )
     images = {entry["name"]: entry["images"] for entry in evaluation["entries"]}
+    names = [*ERRORS, *(name for name in PREDICTED if name in evaluation["errors"])]
     flips = [*evaluation.get("shorter", []), *evaluation["translations"]]
     point = config.regularizer
     return {
@@ -104,9 +107,9 @@ def row_of(run: Run, selection: str) -> Row:
         "mass": point.mass,
         "seed": config.seed,
         "epochs": config.training.epochs,
-        "errors": {name: evaluation["errors"][name] for name in ERRORS},
-        "intervals": {name: evaluation["intervals"][name] for name in (*ERRORS, *(f"flips_{axis}" for axis in AXES))},
-        "images": {name: images[name] for name in ERRORS} | {"flips": evaluation["translations"][0]["images"]},
+        "errors": {name: evaluation["errors"][name] for name in names},
+        "intervals": {name: evaluation["intervals"][name] for name in (*names, *(f"flips_{axis}" for axis in AXES))},
+        "images": {name: images[name] for name in names} | {"flips": evaluation["translations"][0]["images"]},
         "flips": {axis: evaluation["flips"][axis] for axis in AXES},
         "flips_by_reach": {
             axis: {str(f["reach"]): [f["mean"], f["low"], f["high"]] for f in flips if f["axis"] == axis} for axis in AXES
@@ -160,15 +163,15 @@ class Results:
                 "there are no rows to show; publish evaluated runs first: python -m experiments.paper publish FOLDERS"
             )
         for row in rows:
-            if row.get("regularizer") not in REGULARIZERS or row.get("selection") not in tuple(SELECTIONS):
+            if row.get("regularizer") not in REGULARIZERS or row.get("selection") not in (*SELECTIONS, BETWEEN):
                 raise StudyError(
-                    f"a row is of one of {', '.join(REGULARIZERS)} and one of {', '.join(SELECTIONS)}; "
+                    f"a row is of one of {', '.join(REGULARIZERS)} and one of {', '.join((*SELECTIONS, BETWEEN))}; "
                     f"got {row.get('regularizer')!r}, {row.get('selection')!r}; take it out of the file"
                 )
             if damage := _damage(row):
                 which = ", ".join(f"{name} {row.get(name)}" for name in KEY)
                 raise StudyError(f"a row is damaged ({damage}); restore the file, or take out the row of {which}")
-            if differing := [name for name in COMMON if row.get(name) != rows[0].get(name)]:
+            if differing := _differing(row, rows[0]):
                 raise StudyError(
                     f"the rows of {row.get('run')} and {rows[0].get('run')} differ in {', '.join(differing)}; expected one "
                     "experiment, measured on the same images; measure them alike, or publish elsewhere with --results"
@@ -215,16 +218,6 @@ class Results:
             {int(reach) for row in self.rows for axis in AXES for reach in row.get("flips_by_reach", {}).get(axis, {})}
         )
 
-    def nearest_reach(self, selection: str) -> int | None:
-        """The reach at which the unregularized network comes nearest to the paper's flips, over both axes."""
-        distances: dict[int, float] = {}
-        for reach in self.reaches():
-            found = {axis: self.flips("none", selection, axis, reach) for axis in AXES}
-            apart = [abs(f.mean - PAPER_FLIPS[axis]["none"]) for axis, f in found.items() if f is not None]
-            if len(apart) == len(AXES):
-                distances[reach] = sum(apart)
-        return min(distances, key=lambda reach: (distances[reach], reach), default=None)
-
     def with_curve(self, selection: str) -> list[str]:
         """The regularizers whose error against epsilon is known, in units that can be compared."""
         known = [kind for kind in REGULARIZERS if any(row.get("curve") for row in self.of_kind(kind, selection))]
@@ -240,6 +233,13 @@ class Results:
         """One normalized unit in pixels, averaged over the channels; None where no row has one."""
         found: Mapping[str, Any] = next((row for row in self.rows if row.get("std")), {})
         return math.fsum(found["std"]) / len(found["std"]) if found else None
+
+
+def _differing(row: Row, other: Row) -> list[str]:
+    """What two rows of one experiment must share and do not; one of them may have measures that the other lacks."""
+    counts, others = row.get("images", {}), other.get("images", {})
+    differing = [name for name in COMMON if row.get(name) != other.get(name)]
+    return differing + ["images"] * any(counts[name] != others[name] for name in counts.keys() & others.keys())
 
 
 def _damage(row: Row) -> str:

@@ -140,14 +140,16 @@ def unbroken(prose: str) -> str:
     return prose.replace(" %", f"{NBSP}%").replace("η = ", f"η{NBSP}={NBSP}").replace("ε = ", f"ε{NBSP}={NBSP}")
 
 
-def cells(estimates: Sequence[Estimate | None], digits: int = 1, paper: Sequence[float | None] = ()) -> tuple[Cell, ...]:
-    """The cells of one row; the lowest is bold only if it is clear of all others."""
+def cells(
+    estimates: Sequence[Estimate | None], digits: int = 1, paper: Sequence[float | None] = (), bold: bool = True
+) -> tuple[Cell, ...]:
+    """The cells of one row; the lowest is bold only if it is clear of all others, and none with ``bold=False``."""
     known = [estimate for estimate in estimates if estimate is not None]
     lowest = min(known, key=lambda estimate: estimate.mean, default=None)
     clear = len(known) > 1 and lowest is not None and all(lowest.clear_of(other) for other in known if other is not lowest)
     printed = [*paper, *([None] * (len(estimates) - len(paper)))]
     return tuple(
-        _cell(estimate, digits, number, clear and estimate is lowest)
+        _cell(estimate, digits, number, bold and clear and estimate is lowest)
         for estimate, number in zip(estimates, printed, strict=True)
     )
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from wassersmooth._checks import NotFiniteError
 from wassersmooth._torch_internals import foreach_lerp, is_batch_norm
 from wassersmooth.learning.losses import SmoothedCrossEntropy
+from wassersmooth.learning.objective import Objective
 from wassersmooth.model_state import call_model
 from wassersmooth.robustness.attacks import IFGSM
 from wassersmooth.robustness.measurement import Measurement
@@ -38,10 +39,14 @@ CHECKPOINT = object_with(
 EVALUATION_BATCH = {"cpu": 500, "cuda": 2500}  # on a GPU few large batches, since kernel launches dominate
 
 
-def training(run: Run, data: Dataset, world: World, console: Console) -> Iterator[None]:
-    """Train one run to its end, from its last checkpoint. Yields after each step, so that several runs can be interleaved."""
+def training(run: Run, data: Dataset, world: World, console: Console, objective: Objective | None = None) -> Iterator[None]:
+    """Train one run to its end, from its last checkpoint. Yields after each step, so that several runs can be interleaved.
+
+    ``objective`` is minimized in place of that of the run's regularizer, without its ramp. It is not in the configuration: the
+    caller keeps its runs in a folder of their own.
+    """
     recipe, config = run.config.training, run.config.data
-    state = TrainingState(run.config, data, world)
+    state = TrainingState(run.config, data, world, objective)
     state.resume(run)
     models.require_training_in_batches(state.model, data, recipe.batch_size, world.size)
     step = state.build_step()
@@ -103,8 +108,8 @@ def ramp_of(config: RunConfig) -> int:
 class TrainingState:
     """Everything that changes during training, how it is saved in a checkpoint and how it is restored."""
 
-    def __init__(self, config: RunConfig, data: Dataset, world: World) -> None:
-        self.config, self.data, self.world = config, data, world
+    def __init__(self, config: RunConfig, data: Dataset, world: World, objective: Objective | None = None) -> None:
+        self.config, self.data, self.world, self.objective = config, data, world, objective
         recipe, device = config.training, world.device
         self.model = models.build_for(config.model, data, config.seed).to(device)
         if device.type == "cuda" and any(fast_options(config.machine, device)):
@@ -135,7 +140,7 @@ class TrainingState:
         try:
             smoothing = config.training.label_smoothing
             loss = SmoothedCrossEntropy(smoothing) if smoothing else None
-            objective = config.regularizer.objective(self.data.size, config.training.engine, eta, loss)
+            objective = self.objective or config.regularizer.objective(self.data.size, config.training.engine, eta, loss)
         except ValueError as error:
             raise StudyError(f"{config.regularizer}: {error}") from None
         self.wrapped = self.world.wrap(self.model) if self.wrapped is None else self.wrapped

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from experiments.frontier import comparison
-from experiments.frontier.comparison import Difference, EqualClean, at_equal_clean, at_equal_strength
+from experiments import comparison
+from experiments.comparison import Difference, EqualClean, at_equal_clean, at_equal_strength
 from experiments.frontier.gathering import Frontier, gather
-from experiments.frontier.points import STRONGEST, THREATS, Point, front, points_of
-from experiments.frontier.uncertainty import Uncertainty
+from experiments.frontier.points import STRONGEST, front
+from experiments.points import THREATS, Point, points_of
+from experiments.uncertainty import Uncertainty
 from tests.experiments.frontier.fake_frontier import IMAGES, SILENT, fake_run, made_up, write_evaluation
 
 USUAL = {"activation": "softplus", "augment": False, "epochs": 24, "patience": None, "patience_on": "clean"}
@@ -97,6 +98,9 @@ def test_nothing_is_compared_beyond_the_end_of_a_side() -> None:
     met = comparison._meeting(*map(curves, sides), False)
     assert met.gaps == pytest.approx(0, abs=1e-6)
     assert (met.places[0], met.places[-1], len(met.places)) == (18.0, pytest.approx(21.0), comparison.PLACES)
+    below = comparison._meeting(*map(curves, sides), False, 19.5)
+    assert (below.places[0], below.places[-1], len(below.places)) == (18.0, pytest.approx(19.5), comparison.PLACES)
+    assert not comparison._meeting(*map(curves, sides), False, 17.5).places
     none = comparison._meeting(curves(sides[0]), curves([(31.0, 2.0), (33.0, 1.0)]), False)
     assert np.isnan(none.gaps).all()
     assert not none.places

@@ -17,14 +17,15 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
+from experiments.comparison import at_equal_clean
 from experiments.frontier import gathering, learning_curves, plots, questions
 from experiments.frontier.commands import PROGRAM
-from experiments.frontier.comparison import at_equal_clean
 from experiments.frontier.gathering import Frontier, combined, gather, marked, row_of
 from experiments.frontier.page import page_text, write_page
-from experiments.frontier.points import STRONGEST, THREATS, Point, base_variant, chosen, fronts, points_of
+from experiments.frontier.points import STRONGEST, base_variant, chosen, fronts
 from experiments.frontier.suite import NAMES
-from experiments.frontier.uncertainty import Uncertainty
+from experiments.points import THREATS, Point, points_of
+from experiments.uncertainty import Uncertainty
 from tests.experiments.frontier.fake_frontier import IMAGES, SILENT, add_autoattack, fake_run, write_evaluation
 from wassersmooth.cli import main
 from wassersmooth.robustness.intervals import wilson

@@ -15,9 +15,10 @@ from experiments.frontier.families import clear_of, standings
 from experiments.frontier.gathering import Frontier, gather
 from experiments.frontier.goals import Goal, goals
 from experiments.frontier.page import page_text
-from experiments.frontier.points import WEAKER, points_of
+from experiments.frontier.points import WEAKER
 from experiments.frontier.step_costs import add_step_costs, relative_cost
 from experiments.frontier.suite import NAMES
+from experiments.points import points_of
 from tests.experiments.frontier.fake_frontier import SILENT, add_autoattack, fake_run, made_up, write_evaluation
 from wassersmooth import cli
 from wassersmooth.study.errors import StudyError

@@ -9,7 +9,8 @@ import pytest
 
 from experiments.frontier.gathering import Frontier
 from experiments.frontier.headline import THREAT, headline_plot, headline_values
-from experiments.frontier.points import Point, base_variant, learned, points_of
+from experiments.frontier.points import base_variant, learned
+from experiments.points import Point, points_of
 
 ROOT = Path(__file__).parent.parent.parent.parent
 LARGE = "multitargeted20_8_pixel"

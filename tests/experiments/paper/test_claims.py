@@ -1,4 +1,4 @@
-"""The paper's claims against rows whose numbers are known: every verdict can be reached, and the reasons are right."""
+"""The paper's claims against rows whose numbers are known: every verdict can be reached, and for the right reason."""
 
 from __future__ import annotations
 
@@ -6,170 +6,192 @@ from typing import Any
 
 import pytest
 
-from experiments.paper.claims import (
-    CLAIMS,
-    FAILS,
-    HOLDS,
-    MASKED,
+from experiments.comparison import Difference
+from experiments.paper.claims import CLAIMS, JUDGED, PARTS, SETTINGS, Trial, trials
+from experiments.paper.equal_clean import (
+    CONTRADICTED,
+    NEVER,
     NOT_SHOWN,
     ONE_SEED,
-    ONLY_NORMALIZED,
-    ONLY_PIXEL,
-    UNKNOWN,
-    Outcome,
-    outcomes,
+    SHOWN,
+    Comparison,
+    in_words,
+    joint,
+    verdicts,
 )
-from experiments.paper.results import REGULARIZERS, Results
+from experiments.paper.results import BETWEEN, REGULARIZERS, Results
 from tests.experiments.paper.fake_publication import fake_row, fake_rows
 from wassersmooth.study.errors import StudyError
 
 WITHIN = "within_one_point"
+# Clean and robust error of four strengths of each penalty; Wasserstein's curve is Euclidean's, moved down by 5.
+EUCLIDEAN = {0.1: (16.0, 60.0), 0.2: (17.0, 50.0), 0.4: (18.0, 42.0), 0.8: (22.0, 30.0)}
+BETTER = {0.15: (16.0, 55.0), 0.3: (17.0, 45.0), 0.6: (18.0, 37.0), 1.2: (22.0, 25.0)}
+WORSE = {eta: (clean, robust + 10) for eta, (clean, robust) in BETTER.items()}
+PLAIN = (16.3, 95.0)
+MEASURE = "fgsm_8_pixel"
 
 
-def judged(rows: list[dict[str, Any]], name: str) -> Outcome:
-    return next(outcome for outcome in outcomes(Results.of(rows), WITHIN) if outcome.claim.name == name)
+def judged(rows: list[dict[str, Any]], measure: str = MEASURE, protocol: Any = ()) -> Trial:
+    return next(trial for trial in trials(Results.of(rows), protocol) if trial.measure == measure)
 
 
-def with_errors(name: str, *values: float) -> list[dict[str, Any]]:
-    """Three seeds, 0.1 apart, around a number for each regularizer."""
-    return [
-        fake_row(kind, seed, errors={name: value + 0.1 * seed})
-        for kind, value in zip(REGULARIZERS, values, strict=True)
-        for seed in range(3)
+def curves(wasserstein: dict[float, tuple[float, float]], seeds: int = 3, apart: float = 0.1) -> list[dict[str, Any]]:
+    """Rows of all strengths; the published ones, of ``fake_publication.POINTS``, belong to the first selection."""
+    found = [row for row in (fake_row("none", seed, errors=errors_at(PLAIN, apart * seed)) for seed in range(seeds))]
+    for kind, points in (("euclidean", EUCLIDEAN), ("wasserstein", wasserstein)):
+        for eta, values in points.items():
+            selection = WITHIN if eta in (0.2, 0.3) else BETWEEN
+            found += [fake_row(kind, seed, selection, eta=eta, errors=errors_at(values, apart * seed)) for seed in range(seeds)]
+    for row in found:  # of so many images that seeds alone matter
+        row["intervals"] = {name: [value - 0.05, value + 0.05] for name, value in row["errors"].items()}
+    return found
+
+
+def errors_at(values: tuple[float, float], apart: float) -> dict[str, float]:
+    clean, robust = values
+    return {"clean": clean + apart, MEASURE: robust + apart, "autoattack_2_pixel": robust + apart}
+
+
+@pytest.mark.parametrize(("wasserstein", "verdict"), [(BETTER, SHOWN), (WORSE, CONTRADICTED)])
+def test_the_order_is_judged_at_equal_clean_error(wasserstein: dict[float, tuple[float, float]], verdict: str) -> None:
+    trial = judged(curves(wasserstein))
+    found = trial.comparisons["order"]
+    assert trial.verdicts["order"] == trial.verdict == verdict
+    assert found.difference is not None
+    assert found.difference.mean == pytest.approx(-5 if wasserstein is BETTER else 5, abs=0.3)
+    assert (found.low, found.high) == pytest.approx((16.1, 16.4 + 2), abs=0.15)  # 2 points above no regularizer
+    assert trial.verdicts["strong"] == verdict
+    assert trial.comparisons["strong"].low > 22
+
+
+def test_where_networks_were_selected_decides_nothing() -> None:
+    """Two strengths that do not meet: the selected Wasserstein network has a higher error, at a lower clean error."""
+    rows = [row for row in curves(BETTER) if row["eta"] in (0.0, 0.2, 0.15)]
+    rows = [row | {"selection": WITHIN} for row in rows]
+    trial = judged(rows)
+    assert trial.means["wasserstein"] > trial.means["euclidean"]
+    assert trial.verdict == trial.verdicts["order"] == NOT_SHOWN
+    assert trial.comparisons["order"].missing == "1 and 1 strengths, none of which meet there; a curve takes 3"
+
+
+def test_without_curves_networks_of_equal_clean_error_are_compared_as_they_are() -> None:
+    rows = [row for row in curves(BETTER) if row["eta"] in (0.0, 0.2, 0.3)]
+    found = judged(rows).comparisons["order"]
+    assert found.difference is not None
+    assert found.difference.mean == pytest.approx(-5)
+    assert judged(rows).verdict == SHOWN
+
+
+def test_a_difference_at_high_clean_error_counts_for_no_row() -> None:
+    strong = {**BETTER, 1.2: (22.0, 90.0)}
+    rows = [row for row in curves(strong) if row["eta"] in (0.0, 0.2, 0.8, 1.2)]
+    rows += [row for row in curves({0.3: (19.0, 45.0)}) if row["eta"] == 0.3]
+    trial = judged(rows)
+    assert trial.verdicts["strong"] == CONTRADICTED
+    assert trial.verdict == NOT_SHOWN
+
+
+def test_a_penalty_above_none_at_one_strength_contradicts_nothing() -> None:
+    rows = curves(BETTER)
+    for row in rows:
+        row["errors"][MEASURE] += 50 if row["regularizer"] == "none" else 0
+        row["errors"][MEASURE] = min(row["errors"][MEASURE], 20.0) if row["regularizer"] == "none" else row["errors"][MEASURE]
+    trial = judged(rows)
+    assert trial.comparisons["euclidean"].difference is not None
+    assert trial.comparisons["euclidean"].difference.mean > 20
+    assert trial.verdicts["euclidean"] == trial.verdicts["wasserstein"] == NOT_SHOWN
+    assert trial.verdict == NOT_SHOWN
+
+
+def test_natural_images_are_compared_at_equal_error_under_attack() -> None:
+    trial = judged(curves(BETTER), "clean")
+    found = trial.comparisons["order"]
+    assert found.difference is not None
+    assert found.difference.mean == pytest.approx(-0.95, abs=0.2)  # less clean error for the same protection
+    assert trial.verdicts["order"] == SHOWN
+    assert judged(curves(WORSE), "clean").verdicts["order"] == CONTRADICTED
+    assert "strong" not in trial.comparisons
+
+
+def test_holm_is_over_all_comparisons_and_leaves_out_what_cannot_be_compared() -> None:
+    """2.6 standard errors are beyond chance alone, and not among ten."""
+    one = Comparison(Difference(-2.6, 1.0))
+    assert verdicts({"alone": one}) == {"alone": SHOWN}
+    assert set(verdicts(dict.fromkeys(range(10), one)).values()) == {NOT_SHOWN}
+    others = {name: Comparison(Difference(-2.6, 1.0), missing=ONE_SEED) for name in range(9)}
+    assert verdicts({"alone": one, **others}) == {"alone": SHOWN, **dict.fromkeys(range(9), NOT_SHOWN)}
+    assert verdicts({"alone": Comparison(Difference(2.6, 1.0))}) == {"alone": CONTRADICTED}
+
+
+def test_a_row_is_shown_where_all_of_its_parts_are() -> None:
+    assert joint([SHOWN, SHOWN]) == SHOWN
+    assert joint([SHOWN, NOT_SHOWN]) == joint([]) == NOT_SHOWN
+    assert joint([SHOWN, NOT_SHOWN, CONTRADICTED]) == CONTRADICTED
+
+
+def test_one_seed_shows_nothing() -> None:
+    trial = judged(curves(BETTER, seeds=1))
+    assert trial.comparisons["order"].missing == ONE_SEED
+    assert trial.verdicts == dict.fromkeys(PARTS, NOT_SHOWN)
+    assert in_words(trial.comparisons["order"]).endswith("(one seed)")
+
+
+def test_measures_of_the_protocol_are_added_to_their_networks() -> None:
+    name = "fgsm_8_normalized_predicted"
+    rows = [row | {"model_sha256": f"{row['regularizer']} {row['eta']} {row['seed']}"} for row in curves(BETTER)]
+    assert judged(rows, name).comparisons["order"].missing == NEVER
+    added = [
+        {"model_sha256": row["model_sha256"], "measure": name, "error": row["errors"][MEASURE]}
+        | {"interval": row["intervals"][MEASURE], "images": 9}
+        for row in rows
     ]
+    assert judged(rows, name, added).verdict == SHOWN
+    few = [row for row in added if row["model_sha256"].endswith(" 0")]
+    assert judged(rows, name, few).comparisons["order"].missing == ONE_SEED
 
 
-def test_the_paper_s_own_numbers_hold_in_normalized_units_only() -> None:
-    found = {outcome.claim.name: outcome.verdict for outcome in outcomes(Results.of(fake_rows()), WITHIN)}
-    assert found == {
-        "clean": HOLDS,
-        "fgsm_8": ONLY_NORMALIZED,
-        "fgsm_25": ONLY_NORMALIZED,
-        "ifgsm20_8": ONLY_NORMALIZED,
-        "horizontal": HOLDS,
-        "vertical": HOLDS,
-    }
-    assert [claim.name for claim in CLAIMS] == list(found)
+def test_a_curve_has_one_radius() -> None:
+    rows = curves(BETTER)
+    other = [row | {"radius": 4, "errors": errors_at((17.0, 5.0), 0.0)} for row in rows if row["eta"] == 0.6]
+    assert judged([*rows, *other]).comparisons == judged(rows).comparisons
+    moved = [row | {"eta": 0.45, "radius": 2} for row in other]
+    assert judged([*rows, *moved]).comparisons["order"] != judged(rows).comparisons["order"]
 
 
-@pytest.mark.parametrize(
-    ("values", "verdict"),
-    [
-        ((82.0, 31.0, 30.0), HOLDS),
-        ((82.0, 30.0, 31.0), ONLY_NORMALIZED),  # the wrong way round in pixels
-        ((82.0, 31.0, 30.95), f"holds in normalized units, in pixel units {NOT_SHOWN}"),
-        ((30.0, 31.0, 29.0), ONLY_NORMALIZED),  # Euclidean does not help
-        ((82.0, 80.0, 70.0), ONLY_NORMALIZED),  # the right order, and a quarter of the fall
-    ],
-)
-def test_a_row_holds_where_order_and_size_do(values: tuple[float, float, float], verdict: str) -> None:
-    assert judged(with_errors("fgsm_8_pixel", *values), "fgsm_8").verdict == verdict
+def test_every_claim_in_every_setting() -> None:
+    found = trials(Results.of(fake_rows()))
+    settings = [(trial.claim.name, trial.setting) for trial in found]
+    assert len(found) == len(set(settings)) == 1 + 3 * len(SETTINGS) + 2
+    assert {claim.name for claim in CLAIMS} == {name for name, _ in settings}
+    assert ("horizontal", "reach 16") in settings
+    assert all(set(JUDGED) <= trial.verdicts.keys() for trial in found)
 
 
-@pytest.mark.parametrize(
-    ("values", "verdict"),
-    [
-        ((82.0, 30.0, 31.0), ONLY_PIXEL),
-        ((82.0, 31.0, 30.95), f"holds in pixel units, in normalized units {NOT_SHOWN}"),
-    ],
-)
-def test_what_holds_in_pixel_units_alone_is_said_to(values: tuple[float, float, float], verdict: str) -> None:
-    rows, others = with_errors("fgsm_8_pixel", 82.0, 31.0, 30.0), with_errors("fgsm_8_normalized", *values)
-    for row, other in zip(rows, others, strict=True):
-        row["errors"]["fgsm_8_normalized"] = other["errors"]["fgsm_8_normalized"]
-    assert judged(rows, "fgsm_8").verdict == verdict
-
-
-@pytest.mark.parametrize(("wasserstein", "share"), [(30.0, 100), (56.0, 50), (81.9, 0)])
-def test_the_evidence_says_how_much_of_the_fall_there_is(wasserstein: float, share: int) -> None:
-    pixel = judged(with_errors("fgsm_8_pixel", 82.0, 31.0, wasserstein), "fgsm_8").trials[0]
-    assert f"the fall to Wasserstein is {share} % of the paper's" in pixel.evidence
-
-
-def test_where_there_is_no_fall_the_evidence_says_so_in_words() -> None:
-    pixel = judged(with_errors("fgsm_8_pixel", 82.0, 31.0, 90.0), "fgsm_8").trials[0]
-    assert pixel.evidence.endswith("; Wasserstein 8.0 above none, beyond chance")
-    assert pixel.part == "no fall"
-    assert pixel.worse
-    assert not pixel.better
-
-
-@pytest.mark.parametrize("wasserstein", [30.0, 30.95, 31.0])
-def test_worse_is_beyond_chance_as_well(wasserstein: float) -> None:
-    assert not judged(with_errors("fgsm_8_pixel", 82.0, 30.95, wasserstein), "fgsm_8").trials[0].worse
-
-
-@pytest.mark.parametrize(
-    ("values", "verdict"),
-    [
-        ((16.3, 15.6, 15.7), NOT_SHOWN),  # the order of the penalties is within chance
-        ((16.3, 15.6, 16.0), FAILS),  # Wasserstein above Euclidean
-        ((16.3, 15.95, 15.9), NOT_SHOWN),  # nearly half of the paper's fall
-        ((16.3, 16.25, 16.1), FAILS),  # a fifth of the paper's fall
-        ((15.0, 15.6, 14.0), FAILS),  # Euclidean above none
-    ],
-)
-def test_a_row_fails_where_its_opposite_is_beyond_chance(values: tuple[float, float, float], verdict: str) -> None:
-    assert judged(with_errors("clean", *values), "clean").verdict == verdict
-
-
-def test_a_row_that_holds_in_no_units() -> None:
-    outcome = judged(with_errors("fgsm_8_normalized", 82.0, 31.0, 31.0), "fgsm_8")
-    assert outcome.verdict == NOT_SHOWN
-    pixel, normalized = outcome.trials
-    assert (pixel.protects, pixel.better, pixel.setting) == (True, True, "pixel")
-    assert (normalized.protects, normalized.better) == (True, False)
-    assert normalized.share == pytest.approx(51 / 52.02)
-    assert "Wasserstein 0.0 below Euclidean, within chance" in normalized.evidence
-    assert "(paper 82.2 / 31.1 / 30.2)" in normalized.evidence
-
-
-def test_one_seed_decides_nothing() -> None:
-    far = [fake_row(k, errors={"clean": v}) for k, v in zip(REGULARIZERS, (18.0, 16.0, 14.0), strict=True)]
-    assert judged(far, "clean").verdict == ONE_SEED
-    far += [fake_row(k, 1, errors={"clean": v + 0.1}) for k, v in zip(REGULARIZERS, (18.0, 16.0, 14.0), strict=True)]
-    assert judged(far, "clean").verdict == HOLDS
-    alone = [row for row in fake_rows() if row["regularizer"] != "euclidean" or row["seed"] == 0]
-    assert {outcome.verdict for outcome in outcomes(Results.of(alone), WITHIN)} == {ONE_SEED}
-
-
-def test_masked_gradients_are_said_beside_a_row_about_attacks_that_holds() -> None:
-    rows = with_errors("fgsm_8_pixel", 82.0, 31.0, 30.0)
-    rows[-1]["verdict"] = "masked: made up"
-    assert judged(rows, "fgsm_8").verdict == HOLDS + MASKED
-    assert judged(rows, "fgsm_25").verdict == ONLY_NORMALIZED + MASKED
-    assert judged(rows, "clean").verdict == HOLDS
-    assert judged(rows, "vertical").verdict == HOLDS
+def test_the_share_of_the_paper_s_fall() -> None:
+    trial = judged(curves(BETTER))
+    assert trial.share == pytest.approx((95.0 - 45.0) / (82.22 - 30.20))
 
 
 @pytest.mark.parametrize("name", ["dataset", "model", "recipe", "images", "test_sha256"])
 def test_rows_of_two_experiments_are_not_averaged(name: str) -> None:
     rows = fake_rows()
-    rows[-1] |= {name: {"another": 1} if name in ("recipe", "images") else "another", "run": "odd-seed2"}
+    changed: dict[str, Any] = {"recipe": {"another": 1}, "images": rows[0]["images"] | {"clean": 7}}
+    rows[-1] |= {name: changed.get(name, "another"), "run": "odd-seed2"}
     with pytest.raises(StudyError, match=f"odd-seed2 and .* differ in {name}; .* measure them alike"):
         Results.of(rows)
 
 
-def test_the_paper_s_number_inside_an_interval_is_said() -> None:
-    trial = judged(with_errors("clean", 16.2, 15.5, 10.0), "clean").trials[0]
-    assert trial.inside == ["none", "euclidean"]
-
-
-def test_flips_are_asked_where_the_unregularized_network_is_nearest_to_the_paper() -> None:
-    results = Results.of(fake_rows())
-    assert results.nearest_reach(WITHIN) == 12
-    assert [trial.setting for trial in judged(fake_rows(), "vertical").trials] == ["reach 12", "reach 16"]
-
-
-def test_what_was_not_measured_has_no_verdict() -> None:
-    assert judged([row for row in fake_rows() if row["regularizer"] != "euclidean"], "fgsm_8").verdict == UNKNOWN
-    without = [row | {"flips_by_reach": {}} for row in fake_rows()]
-    assert judged(without, "horizontal").verdict == UNKNOWN
+def test_a_measure_that_only_one_row_has_is_no_other_experiment() -> None:
+    rows = fake_rows()
+    rows[-1]["images"] |= {"fgsm_8_normalized_predicted": 10_000}
+    Results.of(rows)
 
 
 def test_rows_of_two_points_are_not_averaged() -> None:
     with pytest.raises(StudyError, match="euclidean has rows of 2 different points"):
         Results.of([*fake_rows(), fake_row("euclidean", 7, eta=0.5)])
+    Results.of([*fake_rows(), fake_row("euclidean", 7, BETWEEN, eta=0.5), fake_row("euclidean", 7, BETWEEN, eta=0.6)])
     with pytest.raises(StudyError, match="take it out of the file"):
         Results.of([fake_row("none", selection="prettiest")])
     with pytest.raises(StudyError, match="there are no rows"):
@@ -181,3 +203,4 @@ def test_the_unregularized_network_belongs_to_every_selection() -> None:
     results = Results.of(rows)
     assert results.selections == ["within_one_point", "most_robust"]
     assert results.error("none", "most_robust", "clean") == results.error("none", WITHIN, "clean")
+    assert {row["regularizer"] for row in results.rows} == set(REGULARIZERS)

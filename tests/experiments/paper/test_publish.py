@@ -16,7 +16,7 @@ import pytest
 from experiments import row_store
 from experiments.paper import publish
 from experiments.paper.commands import PROGRAM
-from experiments.paper.results import AXES, ERRORS, KEY, REGULARIZERS
+from experiments.paper.results import AXES, BETWEEN, ERRORS, KEY, PREDICTED, REGULARIZERS
 from experiments.paper.suite import SUITE
 from tests.experiments.paper.fake_publication import fake_rows
 from tests.robustness.conftest import shorten_autoattack
@@ -24,7 +24,8 @@ from tests.study.fake_runs import fake_study
 from tests.study.small_studies import CPU, SILENT, stripes_file, tiny_run, tiny_study
 from wassersmooth import cli
 from wassersmooth.robustness import suites
-from wassersmooth.study import experiment, figure_data
+from wassersmooth.study import experiment, figure_data, presets
+from wassersmooth.study.config import Study
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.published_models import load_published
 from wassersmooth.study.runs import Run, runs_in
@@ -73,13 +74,13 @@ def test_a_publication_from_end_to_end(published: Path) -> None:
     ]
     for row in found:
         assert row.keys() >= SPECIFIED | {"hardware", "intervals", "images", "verdict"}
-        assert list(row["errors"]) == list(ERRORS)
+        assert list(row["errors"]) == [*ERRORS, *PREDICTED]
+        assert row["images"].keys() == {*ERRORS, *PREDICTED, "flips"}
         assert row["flips"].keys() == set(AXES)
         assert row["flips_by_reach"]["vertical"].keys() == {"2", "4"}
         assert (row["images"]["clean"], row["images"]["autoattack_2_pixel"]) == (24, 3)
         (measured,) = row["evaluated"]
-        predicted = {f"{name}_predicted" for name in ERRORS if name.endswith("_normalized")}  # measured, not published yet
-        assert set(measured["rows"]) == {*ERRORS, *predicted, *(f"flips_{axis}" for axis in AXES), "masking"}
+        assert set(measured["rows"]) == {*ERRORS, *PREDICTED, *(f"flips_{axis}" for axis in AXES), "masking"}
     text = (results / "paper.md").read_text()
     for heading in ("Table 1.", "AutoAttack.", "Table 2.", "Gradient masking", "The networks", "Provenance", "Commands"):
         assert heading in text
@@ -173,21 +174,21 @@ def test_the_page_of_full_rows_and_a_search(tmp_path: Path) -> None:
     longer = search | {"recipe": search["recipe"] | {"epochs": 64}}
     path = stored_in(tmp_path, fake_rows() + fake_rows(2, "most_robust"), sweeps={"most_robust": {"euclidean": search}})
     text, plots = publish.page_of(path)
-    assert "- Most robust, the rows of the paper's tables: **" in text
+    assert "Of the 12 settings of the paper's 6 rows: **shown** " in text
     assert "Chosen by: the best robust error, whatever it costs." in text
     assert "compare orders" not in text
     assert "models.json" not in text
-    counts = re.findall(r"\*\*(holds|holds only in normalized units|does not hold)\*\* (\d) of 6", text)
+    (said,) = re.findall(r"\*\*shown\*\* (\d+), \*\*not shown\*\* (\d+), \*\*contradicted\*\* (\d+)", text)
     judged = Counter(re.findall(r"^\| table .*? \| \*\*(.*?)\*\* \|", text, re.MULTILINE))
-    assert sum((Counter({verdict: int(count)}) for verdict, count in counts), Counter()) == judged
+    assert tuple(map(int, said)) == (judged["shown"], judged["not shown"], judged["contradicted"])
     assert judged.total() == 12
-    said = re.findall(r"Of their (\d+) settings, .* in (\d+), and .* in (\d+) and above it in (\d+), beyond chance", text)
-    trials = re.findall(r"\| (yes|no) \| (yes|no, above|within chance) \|", text)
-    helped, better = (sum(column.count("yes") for column in part) for part in zip(*trials, strict=True))
-    assert len(said) == 2
-    assert [sum(map(int, numbers)) for numbers in zip(*said, strict=True)] == [len(trials), helped, better, 0]
-    assert "table 1: FGSM, epsilon 8/255 | **holds only in normalized units**" in text
-    assert "table 2: Flips, horizontal translation | **holds**" in text
+    parts = re.findall(r"^- .*?: (\d+) shown, (\d+) not shown, (\d+) contradicted; ", text, re.MULTILINE)
+    assert [sum(map(int, part)) for part in parts] == [12, 12, 12, 11]  # natural images have no column for strong penalties
+    assert "table 1: FGSM, epsilon 8/255 | normalized units | **not shown** | -51.1 ± " in text
+    assert "strengths, none of which meet there; a curve takes 3" in text
+    assert "**holds**" not in text
+    assert "**lowest" not in text
+    assert "Bold" not in text
     trained = (
         "each trained for 16 epochs (milestones [8, 12]: a shorter schedule than the final 200 epochs), 1 seed, and measured"
     )
@@ -223,7 +224,10 @@ def test_runs_that_lack_something_are_refused(tmp_path: Path, capsys: pytest.Cap
     results = ["--results", str(tmp_path / "paper.json")]
     for arguments, message in (
         (["publish", str(study), *results], "lacks autoattack_8_pixel, autoattack_2_pixel.*experiments.paper evaluate "),
-        (["publish", str(study), *results, "--selection", "best"], "must be one of within_one_point, most_robust; got 'best'"),
+        (
+            ["publish", str(study), *results, "--selection", "best"],
+            "must be one of within_one_point, most_robust, between; got 'best'",
+        ),
         (["publish"], "publish needs the folder"),
         (["evaluate", str(tmp_path / "nowhere")], "nowhere does not exist"),
         (["render", *results], "does not exist"),
@@ -292,3 +296,26 @@ def test_damaged_pictures_are_told_with_the_remedy(tmp_path: Path) -> None:
     run, _ = tiny_run(tmp_path)
     with pytest.raises(StudyError, match=r"exhibits\.safetensors cannot be read \(.*\); move it and evaluation\.json away"):
         publish._strip([Run(tmp_path, run.config)])
+
+
+def test_strengths_in_between_are_rows_of_no_selection(published: Path, tmp_path: Path) -> None:
+    runs, path = runs_in(published / "study"), tmp_path / "paper.json"
+    publish.publish(runs, path, "within_one_point", None, None, SILENT)
+    publish.publish(runs, path, BETWEEN, None, None, SILENT)
+    rows = row_store.read(path)["rows"]
+    assert Counter(row["selection"] for row in rows) == {"within_one_point": 6, BETWEEN: 4}
+    assert {row["regularizer"] for row in rows if row["selection"] == BETWEEN} == {"euclidean", "wasserstein"}
+    text, plots = publish.page_of(path)
+    assert "| Euclidean | between | 0 | 0.2 |" in text
+    assert not any(BETWEEN in name for name in plots)
+    with pytest.raises(StudyError, match="no run of euclidean or wasserstein among the 2 given"):
+        publish.publish([run for run in runs if run.config.regularizer.kind == "none"], path, BETWEEN, None, None, SILENT)
+
+
+def test_the_plan_of_strengths_in_between_is_the_paper_s_recipe() -> None:
+    usual = presets.with_preset(Study(), "cifar10-paper")
+    plan = presets.with_both(Study(), "cifar10-paper", ROOT / "experiments" / "paper" / "between.toml")
+    assert len(plan.runs("between")) == 12
+    for name in ("data", "model", "training"):
+        assert getattr(plan, name) == getattr(usual, name)
+    assert not set(plan.regularizers) & set(usual.regularizers)

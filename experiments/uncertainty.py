@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from experiments.frontier.points import FLIPS, THREATS, Point, mean_over, value_of
+from experiments.points import FLIPS, THREATS, Point, mean_over, value_of
 from wassersmooth.study.measured_rows import unpacked
 
 Draws = npt.NDArray[np.float64]
@@ -57,8 +57,8 @@ class Uncertainty:
     with_clean: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, points: Sequence[Point]) -> Uncertainty:
-        names = [name for name in ("clean", *THREATS, *FLIPS) if any(point.values(name) for point in points)]
+    def of(cls, points: Sequence[Point], measures: Iterable[str] = ("clean", *THREATS, *FLIPS)) -> Uncertainty:
+        names = [name for name in measures if any(point.values(name) for point in points)]
         pooled = {name: found for name in names if (found := _over_seeds(points, name)) is not None}
         lent = {name: other for name, other in LENT.items() if name in names and name not in pooled and other in pooled}
         pooled |= {name: pooled[other] for name, other in lent.items()}

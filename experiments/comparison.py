@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from experiments.frontier.points import Point, mean_over
-from experiments.frontier.uncertainty import Draws, Uncertainty, fewest
+from experiments.points import Point, mean_over
+from experiments.uncertainty import Draws, Uncertainty, fewest
 from wassersmooth.study.estimates import chance
 
 LEVEL = 0.05
@@ -93,12 +93,17 @@ class EqualClean:
 
 
 def at_equal_clean(
-    first: Sequence[Point], second: Sequence[Point], threat: str, uncertainty: Uncertainty, at_first: bool = False
+    first: Sequence[Point],
+    second: Sequence[Point],
+    threat: str,
+    uncertainty: Uncertainty,
+    at_first: bool = False,
+    most: float = math.inf,
 ) -> EqualClean | None:
     """The first side's robust error minus the second's, each interpolated between its points; None where they do not meet.
 
-    The mean over the clean errors that both reach, evenly, whatever strengths were tried. A side of fewer points than
-    :data:`CURVE`, and with at_first the first one, is compared where it has points.
+    The mean over the clean errors that both reach, evenly, whatever strengths were tried, and that are at most ``most``. A side
+    of fewer points than :data:`CURVE`, and with at_first the first one, is compared where it has points.
 
     The standard error is that of a parametric bootstrap: all points moved at random, and compared again. The bias that the
     curvature causes, the mean shift of the draws, is subtracted.
@@ -106,11 +111,11 @@ def at_equal_clean(
     here, there = (worth_comparing(side, threat) for side in (first, second))
     if not here or not there:
         return None
-    found = _meeting(Curves.measured(here, threat), Curves.measured(there, threat), at_first)
+    found = _meeting(Curves.measured(here, threat), Curves.measured(there, threat), at_first, most)
     if not found.places:
         return None
     gap = float(found.gaps[0])
-    draws = _meeting(Curves.moved(here, threat, uncertainty), Curves.moved(there, threat, uncertainty), at_first).gaps
+    draws = _meeting(Curves.moved(here, threat, uncertainty), Curves.moved(there, threat, uncertainty), at_first, most).gaps
     if np.isfinite(draws).sum() < 2:  # they meet by coincidence, as two single points do, and the spread is unknown
         return None
     shift, error = float(np.nanmean(draws)) - gap, float(np.nanstd(draws, ddof=1))
@@ -177,10 +182,10 @@ class Meeting(NamedTuple):
     places: list[float]
 
 
-def _meeting(first: Curves, second: Curves, at_first: bool) -> Meeting:
+def _meeting(first: Curves, second: Curves, at_first: bool, most: float = math.inf) -> Meeting:
     """At clean errors within both curves."""
     low = np.maximum(first.x[:, :1], second.x[:, :1])
-    high = np.minimum(first.x[:, -1:], second.x[:, -1:])
+    high = np.minimum(np.minimum(first.x[:, -1:], second.x[:, -1:]), most)
     few = first if at_first or first.x.shape[1] <= second.x.shape[1] else second
     if at_first or few.x.shape[1] < CURVE:
         places = few.x

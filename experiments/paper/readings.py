@@ -1,0 +1,194 @@
+"""Training and measuring the readings of the paper, several networks at a time, until the time is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments import row_store
+from experiments.paper.plans import BY_NAME, Scale, Setting
+from experiments.paper.protocol import ORIGIN, error_of, identity, sha256_of
+from experiments.row_store import Row
+from wassersmooth.robustness.attacks import PGD
+from wassersmooth.robustness.intervals import bootstrap
+from wassersmooth.robustness.measurement import Measurement, PerImage, Perturbation
+from wassersmooth.robustness.model_queries import isolated_model
+from wassersmooth.robustness.suites import CLEAN, PREDICTED, perturbations
+from wassersmooth.robustness.translations import AXES, Axis, label_flips
+from wassersmooth.study import acceleration, data, durable, provenance
+from wassersmooth.study.config import Machine
+from wassersmooth.study.console import Console
+from wassersmooth.study.data import Dataset
+from wassersmooth.study.distributed import World
+from wassersmooth.study.errors import DivergedError
+from wassersmooth.study.runs import Run, locked
+from wassersmooth.study.stored_json import (
+    PERCENT,
+    list_of,
+    number,
+    object_of,
+    object_with,
+    one_line,
+    one_of,
+    text,
+    truth,
+    whole,
+)
+from wassersmooth.study.training import training
+
+KEY = ("reading", "eta", "seed", "epochs")
+REACH = 16
+ENTRIES = {
+    "reading": one_of(*BY_NAME),
+    **{"eta": number(0, 1e6), "seed": whole(0, 2**32 - 1), "epochs": whole(1, 10**7), "origin": ORIGIN, "command": text},
+}
+TRAINED = object_with(
+    {
+        **ENTRIES,
+        **{"errors": object_of(PERCENT, (CLEAN,)), "images": object_of(whole(1)), "wrong": object_of(text)},
+        **{"intervals": object_of(list_of(number(0, 1e6), 2)), "flips": object_of(number(0, 1e6), AXES), "test_sha256": text},
+    },
+    {"training_seconds": number(0), "measuring_seconds": number(0), "runs_at_once": whole(1)},
+)
+DIVERGED = object_with({**ENTRIES, "diverged": truth})
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file, each checked; none where there is no file."""
+    if not path.exists():
+        return []
+    return row_store.checked(path, lambda row: DIVERGED(row) if "diverged" in row else TRAINED(row))
+
+
+@dataclass
+class Work:
+    """Networks that are not in the file of rows yet. Several processes may share them: each takes what no other has taken.
+
+    Attributes:
+        folder: of the data set; None for the usual places.
+        runs: the folder of checkpoints.
+        parallel: networks that this process trains at a time.
+        deadline: in seconds of ``time.perf_counter``: what is not finished then stays as a checkpoint.
+    """
+
+    scale: Scale
+    folder: Path | None
+    rows: Path
+    runs: Path
+    device: torch.device
+    parallel: int
+    command: str
+    deadline: float = float("inf")
+
+    def __post_init__(self) -> None:
+        self.console = Console()
+
+    def run(self, settings: Sequence[Setting]) -> bool:
+        """Train and measure what is missing, in this order; whether all rows are there now."""
+        if waiting := self.missing(settings):
+            loaded = self._load()
+            acceleration.interleave([self._one(one, loaded) for one in waiting], self.device, self.parallel)
+        return not self.missing(settings)
+
+    def missing(self, settings: Sequence[Setting]) -> list[Setting]:
+        """Those without a row."""
+        known = {row_store.key_of(row, KEY) for row in row_store.read(self.rows)["rows"]}
+        return [one for one in settings if row_store.key_of(self._key(one), KEY) not in known]
+
+    def _load(self) -> Dataset:
+        count = None if self.scale.data.dataset == "cifar10" else self.scale.images[0]
+        settings = Setting(BY_NAME["none"], 0.0, 0)
+        return data.load(self.scale.config(settings, self.folder, self.parallel).data, count).to(self.device)
+
+    def _key(self, setting: Setting) -> Row:
+        return setting.key | {"epochs": self.scale.training.epochs}
+
+    def _one(self, setting: Setting, loaded: Dataset) -> Iterator[None]:
+        """Train and measure one network, unless another process has it; one that fails leaves the others alone."""
+        if time.perf_counter() > self.deadline:
+            return
+        config = self.scale.config(setting, self.folder, self.parallel)
+        run = Run.of(self.runs / setting.reading.name, config)
+        durable.make_folder(run.folder.parent)
+        with locked(run.folder.parent / f"{run.folder.name}.lock") as mine:
+            if not mine or not self.missing([setting]):
+                return
+            try:
+                yield from self._trained(setting, run, loaded)
+            except Exception as error:
+                self.console.line(f"{setting}: failed, and is left out: {type(error).__name__}: {one_line(error)}")
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)  # raises where the device is lost to this process
+
+    def _trained(self, setting: Setting, run: Run, loaded: Dataset) -> Iterator[None]:
+        row: Row = self._key(setting) | {"runs_at_once": self.parallel}
+        _allow_tf32(True)
+        with run.claimed():
+            objective = setting.reading.objective(setting.eta, loaded)
+            try:
+                for _ in () if run.finished else training(run, loaded, World(self.device), self.console, objective):
+                    yield
+                    if time.perf_counter() > self.deadline:
+                        self.console.line(f"{setting}: out of time; the same command continues")
+                        return
+            except DivergedError as error:
+                self.console.line(f"{setting}: {error}")
+                row["diverged"] = True
+        if not row.get("diverged"):
+            started = time.perf_counter()
+            row["training_seconds"] = round(sum(one["seconds"] for one in run.metrics()), 3)
+            _allow_tf32(False)  # attacks need small gradients, which lower precision rounds away
+            row |= measured(run.load_model(loaded).to(self.device), loaded, self.scale)
+            _allow_tf32(True)
+            row["measuring_seconds"] = round(time.perf_counter() - started, 3)
+        with row_store.changing(self.rows) as stored:
+            new = row | {"origin": provenance.origin(self.device), "command": self.command}
+            stored["rows"] = row_store.merged(stored["rows"], [new], KEY)
+        said = "diverged" if row.get("diverged") else f"clean {row['errors'][CLEAN]:.1f} %"
+        self.console.line(f"{setting}: {said}")
+
+
+def attacks(size: tuple[int, int]) -> dict[str, Perturbation]:
+    """The attacks of the paper in its own protocol, and two that a defense is judged by."""
+    known = perturbations("paper", size, normalized=True)
+    found = {name: perturb for name, perturb in known.items() if name.endswith(PREDICTED)}
+    return found | {f"pgd20_margin_{n}_pixel": PGD(n / 255, n / 4 / 255, 20, loss="margin") for n in (2, 8)}
+
+
+def measured(model: nn.Module, loaded: Dataset, scale: Scale) -> dict[str, Any]:
+    """Errors, which images are wrong, and flips, on test images."""
+    row: dict[str, Any] = {"errors": {}, "images": {}, "intervals": {}, "wrong": {}, "flips": {}}
+    images = loaded.test.images
+    clean, attacked, moved = scale.images
+    with isolated_model(model, images) as inner:
+        inner.eval()
+        found = Measurement(inner, images, loaded.test.labels, seed=0)
+        for name, perturb in {CLEAN: identity, **attacks(loaded.size)}.items():
+            wrong = found.misclassified(name, perturb, clean if name == CLEAN else attacked)
+            for part, value in zip(("errors", "intervals", "wrong"), error_of(wrong).values(), strict=True):
+                row[part][name] = value
+            row["images"][name] = len(wrong)
+        for axis in AXES:
+            flips = found.collect(f"flips_{axis}", _flips(inner, axis), moved)
+            row["flips"][axis] = round(float(flips.mean()), 4)
+            ends = bootstrap(flips, torch.Generator().manual_seed(0))
+            row["intervals"][f"flips_{axis}"] = [round(end, 4) for end in ends]
+    return row | {"test_sha256": sha256_of(images)}
+
+
+def _flips(model: nn.Module, axis: Axis) -> PerImage:
+    def count(images: torch.Tensor, labels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        size = images.shape[-1 if axis == "horizontal" else -2]
+        return label_flips(model, images, axis, min(REACH, size - 1)).double()
+
+    return count
+
+
+def _allow_tf32(allowed: bool) -> None:
+    acceleration.apply_settings(Machine(precision="tf32" if allowed else "float32"))
