@@ -79,10 +79,13 @@ def convolution(
     a,
     weight,
     bias,
+    added,
     result,
     pixels,
     GRADIENT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_ADDED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     SCALE: tl.constexpr,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -105,7 +108,8 @@ def convolution(
     """Compute a block of pixels and channels of a convolution of ``a`` or, with GRADIENT, of an input gradient.
 
     In the latter case ``a`` is the output gradient with HEIGHT and CHANNELS, and OUT_HEIGHT and OUT_CHANNELS are the input's.
-    With HAS_BIAS the bias of each output channel is added.
+    With HAS_BIAS the bias of each output channel is added, with HAS_ADDED a tensor of the result's shape and layout; then comes
+    an activation: 1 relu, 2 softplus, 3 SiLU.
     """
     pixel = tl.program_id(0) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)
     out = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
@@ -135,4 +139,12 @@ def convolution(
     total *= SCALE
     if HAS_BIAS:
         total += tl.load(bias + out, mask=in_out, other=0.0).to(tl.float32)[None, :]
+    if HAS_ADDED:
+        total += tl.load(added + place, mask=here[:, None] & in_out[None, :], other=0.0).to(tl.float32)
+    if ACTIVATION == 1:
+        total = tl.maximum(total, 0.0)
+    elif ACTIVATION == 2:
+        total = tl.maximum(total, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(total)))
+    elif ACTIVATION == 3:
+        total = total / (1.0 + tl.exp(-total))
     tl.store(result + place, total.to(result.dtype.element_ty), mask=here[:, None] & in_out[None, :])

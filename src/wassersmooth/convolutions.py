@@ -185,7 +185,15 @@ def _empty(like: Tensor, size: list[int]) -> Tensor:
     return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
-def _launch(a: Tensor, weight: Tensor, shape: Shape, gradient: bool, bias: Tensor | None = None) -> Tensor:
+def _launch(
+    a: Tensor,
+    weight: Tensor,
+    shape: Shape,
+    gradient: bool,
+    bias: Tensor | None = None,
+    added: Tensor | None = None,
+    activation: int = 0,
+) -> Tensor:
     from wassersmooth.convolution_kernels import convolution
 
     cut = blocks(shape, gradient, a.dtype)
@@ -194,9 +202,12 @@ def _launch(a: Tensor, weight: Tensor, shape: Shape, gradient: bool, bias: Tenso
     pixels = a.shape[0] * size[0] * size[1]
     with torch.cuda.device_of(a):  # type: ignore[no-untyped-call]
         convolution[(-(-pixels // cut.pixels), -(-channels // cut.out))](
-            *(_channels_last(a), _channels_last(weight), weight if bias is None else bias, result, pixels),
+            *(_channels_last(a), _channels_last(weight), weight if bias is None else bias),
+            *(weight if added is None else _channels_last(added), result, pixels),
             GRADIENT=gradient,
             HAS_BIAS=bias is not None,
+            HAS_ADDED=added is not None,
+            ACTIVATION=activation,
             **_constants(a, shape.constants(gradient), cut),
         )
     return result
@@ -231,23 +242,24 @@ class Convolution2d(nn.Conv2d):
     anywhere = False  # use the kernels on any device, and also where they are slower
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self._kernels_are_faster(input):
+        if not self.kernels_are_faster(input):
             return super().forward(input)
-        settings = (self._settings(), self.anywhere)
+        settings = (self.settings(), self.anywhere)
         result: Tensor = _WithConstantWeights.apply(input, self.weight, self.bias, *settings)  # type: ignore[no-untyped-call]
         return result
 
-    def _settings(self) -> list[list[int]]:
+    def settings(self) -> list[list[int]]:
+        """Stride, padding and dilation."""
         return [[int(size) for size in pair] for pair in (self.stride, self.padding, self.dilation)]
 
-    def _kernels_are_faster(self, images: Tensor) -> bool:
+    def kernels_are_faster(self, images: Tensor) -> bool:
         plain = self.groups == 1 and self.padding_mode == "zeros" and not isinstance(self.padding, str)
         constant = not torch.is_grad_enabled() or not any(parameter.requires_grad for parameter in self.parameters())
         if not (plain and constant and (images.is_cuda or self.anywhere) and kernels_support(images, self.weight)):
             return False
         if torch.is_autocast_enabled(images.device.type):
             return False
-        shape = shape_of(images, self.weight, *self._settings())
+        shape = shape_of(images, self.weight, *self.settings())
         elements = len(images) * shape.out_channels * math.prod(shape.out_size)
         return elements <= MAX_ELEMENTS and (self.anywhere or layer_is_faster(shape, len(images)))
 
@@ -271,3 +283,39 @@ class _WithConstantWeights(torch.autograd.Function):
         like, arguments = _empty(d, list(ctx.size)), (None, *ctx.settings, False, [0, 0], 1, [True, False, False])
         g: Tensor = torch.ops.aten.convolution_backward(_channels_last(d), like, weight, *arguments)[0]
         return g, None, None, None, None
+
+
+class ConvolutionBlock(nn.Module):
+    """A convolution, to whose output something may be added, and an activation: one kernel where no gradient is needed.
+
+    Arguments:
+        convolution: with constant weights.
+        activation: one of those that the kernel knows (:func:`activation_of`), or None.
+    """
+
+    def __init__(self, convolution: Convolution2d, activation: nn.Module | None) -> None:
+        super().__init__()
+        self.convolution, self.activation = convolution, activation
+
+    def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        layer, with_gradient = (
+            self.convolution,
+            torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, added)),
+        )
+        if not with_gradient and layer.kernels_are_faster(x):
+            shape = shape_of(x, layer.weight, *layer.settings())
+            size = (len(x), shape.out_channels, *shape.out_size)
+            if added is None or (added.shape == size and added.dtype == x.dtype and added.device == x.device):
+                known = activation_of(self.activation)
+                return _launch(x, layer.weight, shape, gradient=False, bias=layer.bias, added=added, activation=known)
+        result: Tensor = layer(x)
+        if added is not None:
+            result = result + added
+        return result if self.activation is None else self.activation(result)
+
+
+def activation_of(module: nn.Module | None) -> int:
+    """The kernel's number of this activation: 0 for None, and -1 for one that it does not know."""
+    if type(module) is nn.Softplus:
+        return 2 if module.beta == 1 and module.threshold == 20 else -1
+    return {type(None): 0, nn.ReLU: 1, nn.SiLU: 3}.get(type(module), -1)

@@ -197,8 +197,23 @@ def test_where_triton_fails_the_convolutions_stay_torch_s(monkeypatch):
     model.requires_grad_(False)
     for forward, kind in ((Convolution2d.forward, Convolution2d), (fails, nn.Conv2d)):
         monkeypatch.setattr(Convolution2d, "forward", forward)
-        attack_copy_module._use_kernels(model, sizes)
+        attack_copy_module._with_kernels(model, sizes)
         assert {type(layer) for layer in sizes} == {kind}
+
+
+def test_a_kernel_that_is_wrong_is_noticed(monkeypatch):
+    """Its answers are compared as they are asked, not only in full precision."""
+    model = with_statistics(ResNet20(3, 10)).to(DEVICE)
+    answers_of_the_copy = []
+
+    def off(asked, x):
+        answers_of_the_copy.append(asked is not model)
+        return asked(x) * (1 if torch.is_grad_enabled() or asked is model else 1.1)
+
+    monkeypatch.setattr(attack_copy_module, "call_model", off)
+    with isolated_model(model, images()) as inner:
+        assert attack_copy(inner, images(dtype=torch.float32)) is model
+    assert True in answers_of_the_copy
 
 
 class Liar(nn.Module):

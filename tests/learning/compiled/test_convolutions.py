@@ -178,6 +178,47 @@ def test_layer_with_constant_weights(case: Any, bias: bool, monkeypatch: pytest.
     assert_matches(g, torch.autograd.grad(expected, exact, layer.d.double().cpu())[0].to(DEVICE), TOLERANCE)
 
 
+@runs_kernels
+@pytest.mark.parametrize("activation", [None, nn.ReLU(), nn.Softplus(), nn.SiLU()], ids=str)
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize("case", [ODD[1], ODD[2], *(REAL if DEVICE == "cuda" else [])], ids=str)
+def test_block_in_one_kernel(case: Any, added: bool, activation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer(case, bias=activation is not None)
+    block = ours.ConvolutionBlock(layer.fast, activation)
+    images, exact = layer.images.detach(), layer.plain.double()
+    more = 5 * layer.d if added else None  # large and small values of both signs
+    expected = exact(images.cpu().double()) + (0 if more is None else more.cpu().double())
+    expected = expected if activation is None else activation(expected)
+    launched: list[int] = []
+    launch = ours._launch
+    monkeypatch.setattr(ours, "_launch", lambda *args, **kind: launched.append(kind["activation"]) or launch(*args, **kind))
+    with torch.no_grad():
+        result = block(images, more)
+    assert launched == [ours.activation_of(activation)]
+    assert_matches(result, expected.to(DEVICE), TOLERANCE)
+    monkeypatch.setattr(ours, "_launch", launch)
+    assert_matches(block(layer.images, more).detach(), expected.to(DEVICE), TOLERANCE)
+    assert block(layer.images, more).requires_grad
+
+
+@runs_kernels
+def test_block_whose_sum_broadcasts_is_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer(ODD[1], True)
+    block = ours.ConvolutionBlock(layer.fast, nn.ReLU())
+    monkeypatch.setattr(
+        ours, "_launch", lambda *_, activation=0, **__: pytest.fail("one kernel") if activation else torch.ones(2, 16, 8, 8)
+    )
+    with torch.no_grad():
+        assert torch.equal(block(layer.images, torch.full((16, 1, 1), 2.0)), torch.full((2, 16, 8, 8), 3.0))
+
+
+def test_activations_that_the_kernel_knows() -> None:
+    known = [None, nn.ReLU(), nn.ReLU(inplace=True), nn.Softplus(), nn.SiLU()]
+    assert [ours.activation_of(module) for module in known] == [0, 1, 1, 2, 3]
+    for other in (nn.GELU(), nn.Softplus(beta=2), nn.Softplus(threshold=5), nn.ReLU6()):
+        assert ours.activation_of(other) == -1
+
+
 def test_layer_is_torch_s_where_the_kernels_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "_launch", lambda *_, **__: pytest.fail("no kernel should run"))
 
