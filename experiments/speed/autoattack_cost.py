@@ -356,17 +356,19 @@ def _parity(rows: Sequence[Row]) -> str:
         cells = {(row["network"], row["ball"], row["attack"]): row for row in rows if row["attack"] in attacks}
         if not cells:
             continue
+        most = max(row["images"] for row in cells.values())
         lines = [f"| network, ball | clean | {' | '.join(attacks)} |", "| --- | ---: |" + " ---: |" * len(attacks)]
         for ball in BALLS:
             for network in NETWORKS:
                 found = {attack: cells[network, ball, attack] for attack in attacks if (network, ball, attack) in cells}
                 if found:
-                    clean = next(iter(found.values()))["wrong"]["clean"]
+                    first = next(iter(found.values()))
                     pairs = [_pair(found[attack]) if attack in found else "-" for attack in attacks]
-                    lines.append(f"| {TITLES[network]}, {ball} | {clean} | {' | '.join(pairs)} |")
-        images = " or ".join(map(str, sorted({row["images"] for row in cells.values()})))
+                    fewer = f" ({first['images']} images)" if first["images"] < most else ""
+                    lines.append(f"| {TITLES[network]}, {ball}{fewer} | {first['wrong']['clean']} | {' | '.join(pairs)} |")
         apart = max(abs(row["wrong"]["ours"] - row["wrong"]["reference"]) for row in cells.values())
-        said = f"Wrong of {images} images after {what}, ours / reference; {apart} apart at most. {_where(list(cells.values()))}"
+        unless = ", unless it says otherwise," if any(row["images"] < most for row in cells.values()) else ""
+        said = f"Wrong of {most} images{unless} after {what}, ours / reference; {apart} apart at most. {_where(list(cells.values()))}"
         parts += [*lines, "", said, ""]
     return "\n".join(parts)
 

@@ -44,7 +44,7 @@ def test_every_network_of_the_plan_gets_a_row(trained: Path) -> None:
         assert row["flips"].keys() == {"horizontal", "vertical"}
         assert row["wrong"].keys() == row["errors"].keys()
         assert {"commit", "versions", "hardware"} <= row["origin"].keys()
-        assert row["command"].startswith("python -m experiments.paper ")
+        assert row["command"].startswith("python -m experiments.paper")
     assert len({json.dumps(row["wrong"]) for row in rows if row["reading"] != "none"}) > 1
 
 
