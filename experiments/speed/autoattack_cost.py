@@ -368,8 +368,8 @@ def _parity(rows: Sequence[Row]) -> str:
                     lines.append(f"| {TITLES[network]}, {ball}{fewer} | {first['wrong']['clean']} | {' | '.join(pairs)} |")
         apart = max(abs(row["wrong"]["ours"] - row["wrong"]["reference"]) for row in cells.values())
         unless = ", unless it says otherwise," if any(row["images"] < most for row in cells.values()) else ""
-        said = f"Wrong of {most} images{unless} after {what}, ours / reference; {apart} apart at most. {_where(list(cells.values()))}"
-        parts += [*lines, "", said, ""]
+        said = f"Wrong of {most} images{unless} after {what}, ours / reference; {apart} apart at most."
+        parts += [*lines, "", f"{said} {_where(list(cells.values()))}", ""]
     return "\n".join(parts)
 
 
