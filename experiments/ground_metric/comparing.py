@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from experiments.points import Point as AnyPoint
 from experiments.row_store import Row
 from wassersmooth.study.estimates import chance
 from wassersmooth.study.measured_rows import unpacked
@@ -27,14 +28,8 @@ BY = ("clean", "elastic_1.5", "rotation_15", "shift_2")  # validation errors who
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(AnyPoint):
     """Networks that differ only in their seed."""
-
-    rows: tuple[Row, ...]
-
-    @property
-    def family(self) -> str:
-        return str(self.rows[0]["family"])
 
     @property
     def method(self) -> str:
@@ -44,15 +39,6 @@ class Point:
     def strength(self) -> float:
         """Eta, or for augmentation alone its displacement."""
         return float(self.rows[0]["eta"] or self.rows[0]["elastic"])
-
-    def values(self, measure: str) -> list[float]:
-        if measure == "flips":
-            return [statistics.fmean(row["flips"].values()) for row in self.rows]
-        return [row["errors"][measure] for row in self.rows if measure in row["errors"]]
-
-    def mean(self, measure: str) -> float | None:
-        found = self.values(measure)
-        return statistics.fmean(found) if found else None
 
     @property
     def validation(self) -> float:

@@ -5,6 +5,7 @@ Each is made of the library's Wasserstein metric in unit scale, in which L(x) is
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,8 +24,8 @@ from wassersmooth.learning.step_spec import Field, GradientTerm, StepSpec
 
 
 @dataclass(frozen=True)
-class UnitMass:
-    """L at the image as a histogram: each channel divided by its mean, so that it has unit mass in the scale of L."""
+class Variation(ABC):
+    """A metric made of a Wasserstein one, which takes the same images."""
 
     inner: Wasserstein
 
@@ -34,6 +35,15 @@ class UnitMass:
 
     def check_images(self, x: Tensor) -> None:
         self.inner.check_images(x)
+
+    @abstractmethod
+    def evaluate(self, x: Tensor) -> CovectorNorm:
+        """The operator at images that are checked already."""
+
+
+@dataclass(frozen=True)
+class UnitMass(Variation):
+    """L at the image as a histogram: each channel divided by its mean, so that it has unit mass in the scale of L."""
 
     def evaluate(self, x: Tensor) -> CovectorNorm:
         mean = x.mean((-2, -1), keepdim=True)
@@ -41,17 +51,8 @@ class UnitMass:
 
 
 @dataclass(frozen=True)
-class UnitVolumes:
+class UnitVolumes(Variation):
     """L with all node volumes alike (d = 1): u is x over the mean degree, also at the border, where degrees are smaller."""
-
-    inner: Wasserstein
-
-    def cometric(self, x: Tensor) -> CovectorNorm:
-        self.check_images(x)
-        return self.evaluate(x)
-
-    def check_images(self, x: Tensor) -> None:
-        self.inner.check_images(x)
 
     def evaluate(self, x: Tensor) -> CovectorNorm:
         s = self.inner.graph.degrees(x)
@@ -59,7 +60,7 @@ class UnitVolumes:
 
 
 @dataclass(frozen=True)
-class NormalizedPixels:
+class NormalizedPixels(Variation):
     """L at the normalized image, and the gradient in it: what comes out where normalization is not part of the network.
 
     Normalized pixels have signs, so this is no metric: ``quad`` may be negative (docs/maths.md).
@@ -68,16 +69,8 @@ class NormalizedPixels:
         mean, std: of each channel, on the device of the images. # shape: (C, 1, 1)
     """
 
-    inner: Wasserstein
     mean: Tensor
     std: Tensor
-
-    def cometric(self, x: Tensor) -> Signed:
-        self.check_images(x)
-        return self.evaluate(x)
-
-    def check_images(self, x: Tensor) -> None:
-        self.inner.check_images(x)
 
     def evaluate(self, x: Tensor) -> Signed:
         mean, std = self.mean.to(x), self.std.to(x)
@@ -99,7 +92,7 @@ class Signed:
 
 
 @dataclass(frozen=True)
-class ZeroPadding:
+class ZeroPadding(Variation):
     """Algorithm 1 with convolutions that pad by zeros: a pixel is also compared with its missing neighbors beyond the border.
 
     Each of them adds ``u_i g_i^2 / 2``, and half of that here, where of a relation and its opposite one counts: the border is
@@ -109,20 +102,12 @@ class ZeroPadding:
         neighbors: of a pixel that is far from the border.
     """
 
-    inner: Wasserstein
     neighbors: float = field(init=False)
 
     def __post_init__(self) -> None:
         graph, side = self.inner.graph, 2 * self.inner.graph.radius + 1
         whole = PixelGraph.grid(side, side, graph.radius, graph.neighborhood)  # its middle pixel has all neighbors
         object.__setattr__(self, "neighbors", float(whole.degrees(whole.weights)[side // 2, side // 2]))
-
-    def cometric(self, x: Tensor) -> Padded:
-        self.check_images(x)
-        return self.evaluate(x)
-
-    def check_images(self, x: Tensor) -> None:
-        self.inner.check_images(x)
 
     def evaluate(self, x: Tensor) -> Padded:
         s = self.inner.graph.degrees(x)

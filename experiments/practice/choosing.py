@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from experiments.points import Point as AnyPoint
 from experiments.row_store import Row
 
 Aim = Literal["clean", "one_point", "robust"]
@@ -15,14 +16,8 @@ POINT = 1.0  # of clean validation error, which the second aim may cost
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(AnyPoint):
     """Networks of one strength, which differ only in their seed."""
-
-    rows: tuple[Row, ...]
-
-    @property
-    def family(self) -> str:
-        return str(self.rows[0]["family"])
 
     @property
     def eta(self) -> float:
@@ -34,11 +29,7 @@ class Point:
     def values(self, measure: str) -> list[float]:
         if measure in ("flips", "epoch_seconds", "peak_bytes"):
             return [row[measure] for row in self.rows if row.get(measure) is not None]
-        return [row["errors"][measure] for row in self.rows if measure in row["errors"]]
-
-    def mean(self, measure: str) -> float | None:
-        found = self.values(measure)
-        return statistics.fmean(found) if found else None
+        return super().values(measure)
 
 
 def points_of(rows: Sequence[Row], suggested: bool = False) -> list[Point]:
