@@ -55,7 +55,6 @@ def edge_aware(
     features = _plane(features, image, image * 0, FEATURES * height * width, 0)
     first = _plane(first, image, channel, first_image, first_channel)
     second = _plane(second, image, channel, second_image, second_channel)
-    result = _plane(result, image, channel, result_image, result_channel)
     y = tl.program_id(1)
     k_p = _split4(_load4(first, first_row, first_column, y, x, 0, valid, height, width, 0.0), THREADS)
     k_q = _split4(_load4(second, second_row, second_column, y, x, 0, valid, height, width, 0.0), THREADS)
@@ -110,4 +109,5 @@ def edge_aware(
     if OPERATION == 3:
         _store_partial(result, tl.sum(tl.where(column < width, value, 0.0), axis=1), planes, width, THREADS)
     else:
+        result = _plane(result, image, channel, result_image, result_channel)
         tl.store(result + y * result_row + column * result_column, value, mask=valid & (column < width))

@@ -88,8 +88,7 @@ def _unpack_weights(
     from wassersmooth.geometry.table_kernels import unpack_weights
 
     number, entries = len(weights), relations.numel()
-    table = torch.empty(relations.shape, device=weights.device)
-    degrees = torch.empty(height, width, device=weights.device)
+    table, degrees = _table_and_degrees(relations, height, width)
     with torch.cuda.device_of(weights):  # type: ignore[no-untyped-call]
         unpack_weights[(-(-height * width // THREADS),)](
             *(weights.contiguous(), relations, offsets, table, degrees, number, height, width),
@@ -98,6 +97,12 @@ def _unpack_weights(
             num_warps=THREADS // 32,
         )
     return table, degrees
+
+
+def _table_and_degrees(relations: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Their memory."""
+    table = torch.empty(relations.shape, dtype=torch.float32, device=relations.device)
+    return table, table.new_empty(height, width)
 
 
 def _add_flows(u: Tensor, normals: Tensor, offsets: Tensor, weights: Tensor, so_far: Tensor | None = None) -> Tensor:
@@ -126,10 +131,7 @@ quad = register("quad_table", _quad, lambda u, v, table, degrees: v.new_empty(v.
 unpack_weights = register(
     "unpack_weights",
     _unpack_weights,
-    lambda weights, relations, offsets, height, width, in_units: (
-        torch.empty(relations.shape, device=weights.device),
-        torch.empty(height, width, device=weights.device),
-    ),
+    lambda weights, relations, offsets, height, width, in_units: _table_and_degrees(relations, height, width),
 )
 relation_sums = register("relation_sums", _relation_sums, lambda a, p, q, rows, columns: p.new_empty(rows + 1, 2 * columns + 1))
 

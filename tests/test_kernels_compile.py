@@ -1,0 +1,27 @@
+"""Every Triton kernel compiles for a GPU, with the arguments of real launches, and fits it."""
+
+import pytest
+
+from tests.triton_interpreter import INTERPRETED
+
+pytest.importorskip("triton")
+
+from tests.kernel_compiler import SELECTION, SHARED_MEMORY, assembler_is_missing, compiling
+
+A_FEW_REGISTERS = 64  # bytes of a thread's stack: Triton's versions differ by as much
+
+pytestmark = [
+    pytest.mark.skipif(INTERPRETED, reason="the interpreter takes the place of the compiler"),
+    pytest.mark.skipif(assembler_is_missing(), reason="this build of Triton has no assembler (ptxas) for NVIDIA's GPUs"),
+]
+
+
+@pytest.mark.parametrize("call", SELECTION, ids=repr)
+@pytest.mark.parametrize("arch", [90, pytest.param(80, marks=pytest.mark.slow)])
+def test_launches_of_the_library(call, arch):
+    with compiling(arch) as found:
+        call()
+    assert found
+    for kernel in found:
+        assert kernel.stack <= A_FEW_REGISTERS, f"registers are spilled: \n{kernel}"
+        assert kernel.shared <= min(SHARED_MEMORY.values()), f"too much shared memory for some GPUs: \n{kernel}"
