@@ -112,7 +112,9 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(cubin)
-        said = subprocess.run([knobs.nvidia.cuobjdump.path, "-res-usage", str(file)], capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            [knobs.nvidia.cuobjdump.path, "-res-usage", str(file)], capture_output=True, text=True, check=True
+        )
     registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", said.stdout)[-1]
     return int(registers), int(stack)
 
@@ -208,7 +210,7 @@ SELECTION: list[Callable[[], None]] = [
     Geometry(CONSTANT, SMALL, 4),
     Geometry(GAUSSIAN, GRAY, 2),
     Geometry(LEARNED, RAGGED, 2),
-    Geometry(AWARE, SMALL, 2),
+    Geometry(AWARE, SMALL, 2, channels_last=True),
     MotionUses("transport", SMALL),
     MotionUses("advection", (2, 3, 24, 40)),
     ConvolutionUses(REAL[1], torch.float32),
@@ -221,7 +223,7 @@ ALL: list[Callable[[], None]] = [
     *(Geometry(DISK, SMALL, radius) for radius in (2, 16)),
     *(Geometry(graph, shape, 2) for graph in (CONSTANT, GAUSSIAN, LEARNED, AWARE) for shape in (GRAY, *ODD_SHAPES)),
     *(Geometry(graph, (2, 1, 3, 21), 16) for graph in (CONSTANT, GAUSSIAN)),
-    *(Geometry(graph, SMALL, 4, channels_last=True) for graph in (CONSTANT, GAUSSIAN, AWARE)),
+    *(Geometry(graph, SMALL, 4, channels_last=True) for graph in (CONSTANT, GAUSSIAN, LEARNED)),
     *(Geometry(graph, LARGE, radius) for graph in (CONSTANT, GAUSSIAN) for radius in (2, 8, 16)),
     *(Geometry({"learned": dtype}, SMALL, 2) for dtype in (torch.float64, torch.bfloat16)),
     *(Geometry({"features": number}, SMALL, radius) for number in (1, 8) for radius in (2, 16)),

@@ -167,6 +167,24 @@ def test_learned_weights_are_unpacked(scale: float) -> None:
 
 
 @runs_kernels
+def test_where_torch_makes_float64_by_default() -> None:
+    """Tables of kernels are float32 all the same."""
+    x, v, _ = fields(4, 6)
+    weights = torch.linspace(1, 7, 12, device=DEVICE).requires_grad_()
+    metrics = [lambda: ws.Wasserstein(ws.PixelGraph.grid(4, 6, 2, weight=weights)), lambda: ws.Deformations(4, 6, 1.0)]
+    expected = [make().cometric(x).quad(v) for make in metrics]
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = [make().cometric(x).quad(v) for make in metrics]
+        table = table_ops.table_and_degrees(metrics[0]().graph, None, x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {t.dtype for t in table} == {torch.float32}
+    for f, e in zip(found, expected, strict=True):
+        assert_matches(f, e, 0)
+
+
+@runs_kernels
 @pytest.mark.parametrize("size", [(5, 7), (1, 6)] if INTERPRETED else [(5, 7), (32, 32), (33, 70)], ids=str)
 def test_flows_of_given_normal_numbers(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the same sum by slices, in one piece and in several."""

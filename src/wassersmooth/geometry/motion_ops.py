@@ -140,11 +140,12 @@ def _blur_columns(first: Tensor, second: Tensor, columns: Tensor) -> Tensor:
 
     images, channels, height, width = first.shape
     blurred = first.new_empty(images, 2, height, width)
-    tile = _tile(width, _MOST_BLURRED)
+    tile, unit = _tile(width, _MOST_BLURRED), _unit(height, width)
     with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
         blur_columns[2 * images, -(-height // _ROWS), -(-width // tile)](
-            *(first, second, columns, blurred, channels, height, width, *first.stride(), *second.stride()),
+            *(first, second, columns, blurred, channels, height // unit, width // unit, *first.stride(), *second.stride()),
             **_constants(tile, width),
+            UNIT=unit,
         )
     return blurred
 
@@ -155,14 +156,24 @@ def _blur_rows_and_move(given: Tensor, blurred: Tensor, rows: Tensor, transport:
 
     images, channels, height, width = given.shape
     result = torch.empty_like(given)
-    tile = _tile(width, _MOST_MOVED)
+    tile, unit = _tile(width, _MOST_MOVED), _unit(height, width)
     with torch.cuda.device_of(given):  # type: ignore[no-untyped-call]
         move[images, -(-height // _ROWS), -(-width // tile)](
-            *(given, blurred, rows, rows if factor is None else factor.contiguous(), result, channels, height, width),
+            *(
+                given,
+                blurred,
+                rows,
+                rows if factor is None else factor.contiguous(),
+                result,
+                channels,
+                height // unit,
+                width // unit,
+            ),
             *(*given.stride(), *result.stride()),
             TRANSPORT=transport,
             SCALED=factor is not None,
             **_constants(tile, height),
+            UNIT=unit,
         )
     return result
 
@@ -172,11 +183,11 @@ def _blur_rows_and_square(blurred: Tensor, rows: Tensor) -> Tensor:
     from wassersmooth.geometry.motion_kernels import squares
 
     images, _, height, width = blurred.shape
-    tile = _tile(width, _MOST_MOVED)
+    tile, unit = _tile(width, _MOST_MOVED), _unit(height, width)
     grid = 2 * images, -(-height // _ROWS), -(-width // tile)
     partial = blurred.new_empty(images, 2 * grid[1] * grid[2])
     with torch.cuda.device_of(blurred):  # type: ignore[no-untyped-call]
-        squares[grid](blurred, rows, partial, height, width, **_constants(tile, height))
+        squares[grid](blurred, rows, partial, height // unit, width // unit, **_constants(tile, height), UNIT=unit)
     return partial.sum(1)
 
 
@@ -191,6 +202,12 @@ _squares = register("blur_rows_and_square", _blur_rows_and_square, lambda blurre
 
 def _tile(length: int, most: int) -> int:
     return min(most, max(_LEAST, 1 << (length - 1).bit_length()))
+
+
+def _unit(*sizes: int) -> int:
+    """In how many pixels to give height and width: multiples of four that are none of 16 would not be noticed by Triton, which
+    then loads the numbers of a row one by one."""
+    return 4 if not any(size % 4 for size in sizes) and any(size % 16 for size in sizes) else 1
 
 
 def _constants(tile: int, summed: int) -> dict[str, Any]:
