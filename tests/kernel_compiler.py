@@ -31,6 +31,7 @@ from wassersmooth import convolutions
 from wassersmooth.geometry import box_ops, table_ops
 from wassersmooth.geometry.coherent_motion import MOTIONS
 
+
 class Compiled(NamedTuple):
     """A compiled kernel, and what a launch of it takes on the GPU."""
 
