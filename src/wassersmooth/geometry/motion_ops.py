@@ -140,12 +140,12 @@ def _blur_columns(first: Tensor, second: Tensor, columns: Tensor) -> Tensor:
 
     images, channels, height, width = first.shape
     blurred = first.new_empty(images, 2, height, width)
-    tile, unit = _tile(width, _MOST_BLURRED), _unit(height, width)
+    tile = _tile(width, _MOST_BLURRED)
+    size, constants = _constants(height, width, tile, summed=width)
     with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
         blur_columns[2 * images, -(-height // _ROWS), -(-width // tile)](
-            *(first, second, columns, blurred, channels, height // unit, width // unit, *first.stride(), *second.stride()),
-            **_constants(tile, width),
-            UNIT=unit,
+            *(first, second, columns, blurred, channels, *size, *first.stride(), *second.stride()),
+            **constants,
         )
     return blurred
 
@@ -156,24 +156,15 @@ def _blur_rows_and_move(given: Tensor, blurred: Tensor, rows: Tensor, transport:
 
     images, channels, height, width = given.shape
     result = torch.empty_like(given)
-    tile, unit = _tile(width, _MOST_MOVED), _unit(height, width)
+    tile = _tile(width, _MOST_MOVED)
+    size, constants = _constants(height, width, tile, summed=height)
     with torch.cuda.device_of(given):  # type: ignore[no-untyped-call]
         move[images, -(-height // _ROWS), -(-width // tile)](
-            *(
-                given,
-                blurred,
-                rows,
-                rows if factor is None else factor.contiguous(),
-                result,
-                channels,
-                height // unit,
-                width // unit,
-            ),
+            *(given, blurred, rows, rows if factor is None else factor.contiguous(), result, channels, *size),
             *(*given.stride(), *result.stride()),
             TRANSPORT=transport,
             SCALED=factor is not None,
-            **_constants(tile, height),
-            UNIT=unit,
+            **constants,
         )
     return result
 
@@ -183,11 +174,12 @@ def _blur_rows_and_square(blurred: Tensor, rows: Tensor) -> Tensor:
     from wassersmooth.geometry.motion_kernels import squares
 
     images, _, height, width = blurred.shape
-    tile, unit = _tile(width, _MOST_MOVED), _unit(height, width)
+    tile = _tile(width, _MOST_MOVED)
+    size, constants = _constants(height, width, tile, summed=height)
     grid = 2 * images, -(-height // _ROWS), -(-width // tile)
     partial = blurred.new_empty(images, 2 * grid[1] * grid[2])
     with torch.cuda.device_of(blurred):  # type: ignore[no-untyped-call]
-        squares[grid](blurred, rows, partial, height // unit, width // unit, **_constants(tile, height), UNIT=unit)
+        squares[grid](blurred, rows, partial, *size, **constants)
     return partial.sum(1)
 
 
@@ -204,11 +196,13 @@ def _tile(length: int, most: int) -> int:
     return min(most, max(_LEAST, 1 << (length - 1).bit_length()))
 
 
-def _unit(*sizes: int) -> int:
-    """In how many pixels to give height and width: multiples of four that are none of 16 would not be noticed by Triton, which
-    then loads the numbers of a row one by one."""
-    return 4 if not any(size % 4 for size in sizes) and any(size % 16 for size in sizes) else 1
+def _constants(height: int, width: int, tile: int, summed: int) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Height and width in units of UNIT pixels, and the constants of a kernel.
 
-
-def _constants(tile: int, summed: int) -> dict[str, Any]:
-    return {"ROWS": _ROWS, "COLUMNS": tile, "STEP": _tile(summed, _STEP), "num_warps": 8 if tile > 64 else 4}
+    Triton looks for multiples of 16, and would load the numbers of a row of 28 one by one.
+    """
+    fours = height % 4 == width % 4 == 0 and (height % 16 or width % 16)
+    unit = 4 if fours else 1
+    warps = 8 if tile > 64 else 4
+    constants = {"ROWS": _ROWS, "COLUMNS": tile, "STEP": _tile(summed, _STEP), "UNIT": unit, "num_warps": warps}
+    return (height // unit, width // unit), constants
