@@ -255,14 +255,7 @@ def _timm(name: str, channels: int, classes: int) -> nn.Module:
 
 
 def _from_factory(path: str, channels: int, classes: int) -> nn.Module:
-    factory = own_code.imported(path, "model")
-    try:
-        model = factory(channels=channels, classes=classes)
-    except Exception as error:
-        raise StudyError(
-            f"model {path}: the factory failed ({type(error).__name__}: {error}); "
-            "it is called as factory(channels=..., classes=...)"
-        ) from error
+    model = own_code.made(path, "model", "factory(channels=..., classes=...)", channels=channels, classes=classes)
     if not isinstance(model, nn.Module):
         raise StudyError(f"model {path}: the factory returned {type(model).__name__}; expected a torch.nn.Module; return one")
     if next(model.parameters(), None) is None:

@@ -25,7 +25,7 @@ from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalt
 from wassersmooth.learning.random_points import DisplacedPenalty, LocalLinearity
 from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.robustness.attacks import FGSM, PGD, WassersteinFGSM
-from wassersmooth.study import own_code, stored_json
+from wassersmooth.study import own_code
 from wassersmooth.study.errors import StudyError, did_you_mean
 
 Side = Literal["Penalties", "Adversarial training", "Combinations", "Noise", "Others", "The plain network"]
@@ -345,14 +345,7 @@ class Regularizer:
         return kind.metric(PixelGraph.grid(*size, self.radius), self.mass) if kind.metric else Euclidean()
 
     def _own_metric(self, height: int, width: int) -> Metric:
-        factory = own_code.imported(self.factory, "metric")
-        try:
-            metric: Metric = factory(height, width)
-        except Exception as error:
-            raise StudyError(
-                f"metric {self.factory}: the factory failed ({type(error).__name__}: {stored_json.one_line(error)}); it is "
-                "called as factory(height, width)"
-            ) from error
+        metric: Metric = own_code.made(self.factory, "metric", "factory(height, width)", height, width)
         if not callable(getattr(metric, "cometric", None)):
             raise StudyError(
                 f"metric {self.factory}: the factory returned {type(metric).__name__}; expected a metric, with cometric(x); "
