@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,15 @@ def test_nothing_but_broken_runs_is_still_a_report(tmp_path: Path) -> None:
     (tmp_path / "s" / "run").mkdir(parents=True)
     (tmp_path / "s" / "run" / "config.json").write_text("not json")
     assert "No run of this study could be read." in Outline(write_report(tmp_path / "s").read_text()).words
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has names of files that are not text")
+def test_a_folder_whose_name_is_not_text(tmp_path: Path) -> None:
+    study = tmp_path / os.fsdecode(b"a\xffb")
+    (study / "run").mkdir(parents=True)
+    (study / "run" / "config.json").write_text("not json")
+    assert "<h1>a?b</h1>" in write_report(study).read_text(encoding="utf-8")
+    assert (study / "tables.md").read_text(encoding="utf-8").startswith("# a?b")
 
 
 def test_an_empty_study_is_refused(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.distributed import choose_device
 from wassersmooth.study.errors import RunStoppedError, StudyError
-from wassersmooth.study.regularizers import KINDS, Regularizer
+from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import CERTIFICATES, CERTIFIED, Run
 from wassersmooth.study.stored_json import one_line, parse
 
@@ -66,7 +66,6 @@ def noise_of(point: Regularizer) -> tuple[float, int, float] | None:
     """Sigma, radius and mass of the noise that a run was trained with; None where it is none that can be certified."""
     if point.kind not in ("euclidean-noise", "reference-noise"):
         return None
-    assert point.kind in KINDS
     return point.eta, point.radius, point.mass
 
 
@@ -143,7 +142,7 @@ def _certify_run(
     page = [f"# Certificates of {run.name}", "", LIMITS, *(one.to_markdown(part.labels) for one in drawn)]
     page.append("![Certified accuracy against the radius.](certificates.png)\n")
     durable.write(run.folder / "certificates.png", _curves(drawn, part.labels))
-    durable.write(run.folder / "certificates.md", "\n".join(page).encode())
+    durable.write_text(run.folder / "certificates.md", "\n".join(page))
     durable.write_json(run.folder / CERTIFICATES, record)  # last: this file marks the certification as complete
     console.line(f"page: {run.folder / 'certificates.md'}")
 

@@ -285,10 +285,10 @@ def _measure_one(
         console.line(line)
     if split == "test":
         page = report.to_markdown() + (f"\n{escape_markdown(doubts)}\n" if doubts else "")
-        durable.write(run.folder / "report.md", page.encode())
+        durable.write_text(run.folder / "report.md", page)
         source = Path(run.config.data.dataset).name
         title = external_models.title_of(run)
-        durable.write(run.folder / "report.html", report_page(report, title, doubts, source).encode())
+        durable.write_text(run.folder / "report.html", report_page(report, title, doubts, source))
     durable.write_json(path, found)  # last: this file marks the evaluation as complete
 
 

@@ -311,7 +311,7 @@ class Run(RunFiles):
                 "restore it, or move the run's folder away to train it again"
             )
         if path.exists():
-            durable.write(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+            durable.write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def finish(self, model: nn.Module, data: Dataset, facts: dict[str, Any]) -> None:
         """Write the provenance, then the result. The model is moved to the CPU, where scores do not depend on the device."""
