@@ -79,6 +79,12 @@ def test_help_all_has_every_option(capsys: pytest.CaptureFixture[str], monkeypat
         assert {f"--{field.replace('_', '-')}" for field in flatten(COMMANDS[name]())} <= shown
 
 
+def test_help_needs_no_wide_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "9")
+    for words in (["--help"], ["train", "--help"], ["train", "--help-all"]):
+        assert run(capsys, *words)[0] == 0
+
+
 def summary_of(command: type) -> str:
     return " ".join(str(command.__doc__).partition("\n\n")[0].split())
 
@@ -141,6 +147,8 @@ def test_booleans_that_may_be_left_open() -> None:
         (["train", "--preset", "zebra"], "got 'zebra'; give your own file with --config"),
         (["train", "--epochs", "many"], "Error parsing --epochs"),
         (["train", "--epochs", "0"], "epochs must be at least 1; got 0"),
+        (["train", "--batch-size", "9" * 20], r"batch_size must be below 2\^63; got 9{20}"),
+        (["train", "--milestones", "1", "9" * 20], r"milestones must be below 2\^63; got"),
         (["train", "--threads", "100000"], "threads must be at most 1024, or left out; got 100000"),
         (["bench", "--threads", "0"], "threads must be at least 1, or left out; got 0"),
         (["bench", "--threads", "100000"], "threads must be at most 1024, or left out; got 100000"),
@@ -176,6 +184,7 @@ def test_booleans_that_may_be_left_open() -> None:
         (["bench", "--training", "nowhere"], "nowhere does not exist; expected a run, a study folder"),
         (["bench", "--model", "vgg"], "model must be small, resnet20"),
         (["sweep", "--etas", "0.1", "0.1"], "each value once"),
+        (["sweep", "--grace", "nan"], "a positive grace; got .* and grace nan"),
         (["sweep", "--etas", "8/255", "strong"], "eta must be a number, such as 0.3 or 8/255; got 'strong' in 'wasserstein"),
         (["sweep", "--etas", "8/0"], "eta must be a number, such as 0.3 or 8/255; got '8/0'"),
         (["sweep", "--regularizers", "none"], "sweep searches --regularizer with a grid .*; got --regularizers none; leave"),
@@ -314,6 +323,17 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert code == 0
     assert "choose " in out
     assert "note     --milestones 9: never reached in 2 epochs, and the learning rate never falls" in out
+
+
+def test_doctor_goes_on_after_a_regularizer_that_does_not_fit_the_images(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = [*tiny_flags(tmp_path), "--regularizers", "deformation:eta=1,smoothness=99", "euclidean:eta=0.2"]
+    code, out, err = run(capsys, "doctor", *flags)
+    assert code == 2
+    assert "problem  deformation:eta=1,smoothness=99: smoothness must be a finite number" in out
+    assert "\neuclidean:eta=0.2\n" in out
+    assert "the doctor found problems with deformation:eta=1,smoothness=99;" in err
 
 
 def test_doctor_tries_what_would_be_trained(

@@ -40,9 +40,15 @@ def doctor(study: Study, world: World, console: Console) -> None:
         if point.kind == "none" and len(study.regularizers) > 1:
             continue
         console.line(f"\n{text}")
+        try:
+            objective = point.objective((height, width), study.training.engine)
+        except StudyError as error:
+            console.line(f"problem  {error}")
+            unhealthy.append(text)
+            continue
         diagnosis = diagnose(model.train(), images, labels, point.metric(height, width))
         console.line(str(diagnosis))
-        problem = _training_problem(point.objective((height, width), study.training.engine), model, images, labels)
+        problem = _training_problem(objective, model, images, labels)
         if problem:
             console.line(f"problem  does not train with --engine {study.training.engine}: {problem}")
         if problem or not diagnosis.healthy:

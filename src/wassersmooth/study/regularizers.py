@@ -159,6 +159,7 @@ COMBINATION_COLOR = "#e377c2"
 ON_A_GRAPH = tuple(name for name, kind in KINDS.items() if kind.metric)
 IN_MOTION = tuple(name for name, kind in KINDS.items() if kind.motion)
 OF_YOUR_OWN = tuple(name for name, kind in KINDS.items() if kind.own)
+LARGEST_RADIUS = 10**6  # pixels; every larger one is that of the whole image too
 SMOOTHNESS = 2.0  # the default of coherent motion, in pixels
 PENALTIES = tuple(name for name, kind in KINDS.items() if kind.penalty)
 ATTACKS = tuple(name for name, kind in KINDS.items() if kind.attack)
@@ -223,6 +224,8 @@ class Regularizer:
         if on_graph and self.radius < 1:
             got = f"radius={self.radius} in {self}"
             raise StudyError(f"{self.kind} needs a radius of at least 1 pixel; got {got}; write {self.kind}:eta=0.3,radius=2")
+        if self.radius > LARGEST_RADIUS:
+            raise StudyError(f"radius must be at most {LARGEST_RADIUS}; got {self}; take that of the image's longer side")
         in_motion = any(part in IN_MOTION for part in self.parts)
         if (self.smoothness > 0) != in_motion:
             remedy = f"write {self.kind}:eta=1,smoothness=2" if in_motion else "leave it out"
@@ -321,8 +324,11 @@ class Regularizer:
             eta: replaces the strength of a penalty or noise, for example by a tensor that a ramp fills epoch by epoch.
             loss: replaces cross-entropy.
         """
-        made = self._objective(size, engine, eta)
-        return made if loss is None else _with_loss(made, loss)
+        try:
+            made = self._objective(size, engine, eta)
+            return made if loss is None else _with_loss(made, loss)
+        except ValueError as error:  # such as a motion that is smoother than the image
+            raise StudyError(f"{self}: {error}") from None
 
     def _objective(self, size: tuple[int, int], engine: EngineName, eta: float | Tensor | None) -> Objective:
         name, attacked = self.parts
