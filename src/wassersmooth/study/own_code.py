@@ -29,8 +29,8 @@ def made(path: str, what: str, signature: str, *arguments: object, **named: obje
         factory = getattr(importlib.import_module(module_name), factory_name)
     except SystemExit as error:
         raise StudyError(
-            f"{what} {path}: {module_name} ends the program when it is imported; expected module:factory, importable from here; "
-            'put what a script does below if __name__ == "__main__"'
+            f"{what} {path}: {module_name} ends the program when it is imported; expected module:factory, importable from here;"
+            ' put what a script does below if __name__ == "__main__"'
         ) from error
     except Exception as error:
         raise StudyError(f"{what} {path}: {error}; expected module:factory, importable from here") from error
