@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import wassersmooth
 from wassersmooth import _checks
 from wassersmooth.study.errors import StudyError, did_you_mean
@@ -97,6 +99,12 @@ def _run(given: list[str], program: Program) -> int:
         return _print_error(_without_passwords(str(error), given), error.exit_code, program)
     except _checks.MissingExtraError as error:
         return _print_error(str(error), 2, program)
+    except (MemoryError, RuntimeError) as error:
+        # On a CPU, torch has no class for it.
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        remedy = "what was finished is saved; give a smaller --batch-size, or free some memory"
+        return _print_error(f"out of memory ({_checks.first_line(error, 120)}); {remedy}", 1, program)
     except KeyboardInterrupt:
         return _print_error("interrupted; what was finished is saved, and the same command continues from there", 130, program)
     return 0

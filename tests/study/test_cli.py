@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -380,6 +382,33 @@ def test_an_error_of_the_system_is_not_taken_for_a_full_disk(monkeypatch: pytest
     monkeypatch.setattr(cli, "_run", refuse)
     with pytest.raises(ConnectionRefusedError):
         cli.main(["train"])
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (lambda: torch.empty(2**60), r"out of memory \(.*can't allocate memory.*\); what was finished is saved; give a smaller"),
+        (lambda: np.empty(2**57), r"out of memory \(Unable to allocate .*\); "),
+        (lambda: raising(torch.OutOfMemoryError("CUDA out of memory.\nTried")), r"out of memory \(CUDA out of memory\.\); "),
+    ],
+)
+def test_a_lack_of_memory_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], said: str
+) -> None:
+    monkeypatch.setattr(cli, "parse", lambda *given: work)
+    code, _, err = run(capsys, "train")
+    assert (code, err.count("\n")) == (1, 1)
+    assert re.search(said, err), err
+
+
+def test_another_error_of_torch_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "parse", lambda *given: lambda: raising(RuntimeError("mat1 and mat2 cannot be multiplied")))
+    with pytest.raises(RuntimeError, match="mat1"):
+        cli.main(["train"])
+
+
+def raising(error: Exception) -> object:
+    raise error
 
 
 def test_a_missing_package_is_named_with_its_extra(

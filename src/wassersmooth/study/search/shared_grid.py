@@ -7,6 +7,7 @@ database in place of a journal file, which also works on network file systems, a
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from wassersmooth import _checks
-from wassersmooth.study import provenance
+from wassersmooth.study import durable, provenance
 from wassersmooth.study.console import Console
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import LARGEST_RADIUS, Regularizer
@@ -50,6 +51,8 @@ def _naming_the_storage(method: Callable[P, T]) -> Callable[P, T]:
         except Exception as error:
             grid = arguments[0]
             assert isinstance(grid, SharedGrid)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise durable.cannot_write(Path(grid.storage), error) from None
             said = f"--storage {grid.storage}: cannot be used ({_checks.first_line(error)}); {_remedy(grid.storage, error)}"
             raise StudyError(provenance.without_passwords(said, [grid.storage])) from None
 
