@@ -387,7 +387,10 @@ def test_an_error_of_the_system_is_not_taken_for_a_full_disk(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("work", "said"),
     [
-        (lambda: torch.empty(2**60), r"out of memory \(.*can't allocate memory.*\); what was finished is saved; give a smaller"),
+        (
+            lambda: torch.empty(2**60),
+            r"out of memory \(.*can't allocate memory.*\); what was finished is saved; give a smaller",
+        ),
         (lambda: np.empty(2**57), r"out of memory \(Unable to allocate .*\); "),
         (lambda: raising(torch.OutOfMemoryError("CUDA out of memory.\nTried")), r"out of memory \(CUDA out of memory\.\); "),
     ],

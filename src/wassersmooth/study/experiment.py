@@ -25,7 +25,7 @@ from wassersmooth.study.config import Data, Machine, Study
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.distributed import World, choose_device
-from wassersmooth.study.error_table import images_of, show_errors
+from wassersmooth.study.error_table import show_errors
 from wassersmooth.study.errors import DivergedError, RunStoppedError, StudyError
 from wassersmooth.study.measured_rows import LABELS, MeasuredRows
 from wassersmooth.study.runs import (
@@ -35,6 +35,7 @@ from wassersmooth.study.runs import (
     SHOWN,
     UNVERIFIED,
     Run,
+    images_of,
     locked,
     unverified_line,
     unverified_rows,

@@ -9,7 +9,7 @@ from wassersmooth.robustness.page import Answer, AnswerRow, attacked_question, t
 from wassersmooth.robustness.summary import error_of_guessing, headline
 from wassersmooth.study.estimates import Estimate
 from wassersmooth.study.measures import spoken
-from wassersmooth.study.report.data import Group, StudyRecord, number
+from wassersmooth.study.report.data import Group, StudyRecord
 from wassersmooth.study.report.summary import HEADLINE, label
 
 
@@ -43,8 +43,7 @@ def _attacked(groups: list[Group]) -> tuple[str, Callable[[Group], Estimate | No
 
 def _guessing(group: Group) -> float:
     """The error of guessing, which a network that is not robust reaches; unknown in files of earlier versions."""
-    known = [number((run.evaluation or {}).get("classes")) for run in group.runs]
-    return error_of_guessing(next((int(classes) for classes in known if classes), None))
+    return error_of_guessing(next((classes for run in group.runs if (classes := run.evaluation.get("classes"))), None))
 
 
 def _number(study: StudyRecord, group: Group, estimate: Estimate | None, limit: float = math.inf) -> AnswerRow:
@@ -58,7 +57,7 @@ def _number(study: StudyRecord, group: Group, estimate: Estimate | None, limit: 
 
 def _trust(study: StudyRecord, group: Group) -> AnswerRow:
     """The verdict on a group: the worst of its seeds, and how many have it."""
-    verdicts = [str(run.evaluation["verdict"]) for run in group.runs if run.evaluation and "verdict" in run.evaluation]
+    verdicts = [run.evaluation["verdict"] for run in group.runs if "verdict" in run.evaluation]
     if not verdicts:
         return AnswerRow("unknown", "not checked", label(study, group), group.series, bad=True)
     found = [trust(verdict) for verdict in verdicts]

@@ -13,7 +13,7 @@ from wassersmooth.study.estimates import Estimate, over_seeds
 from wassersmooth.study.figures import Figure
 from wassersmooth.study.measures import CLEAN, UNITS, attack_title, error_key, table_title
 from wassersmooth.study.regularizers import strength_label
-from wassersmooth.study.report.data import Group, Record, StudyRecord, number
+from wassersmooth.study.report.data import Group, Record, StudyRecord
 from wassersmooth.study.report.tables import PAPER_ERRORS, paper_error
 from wassersmooth.study.tables import NBSP, TIMES
 
@@ -34,7 +34,7 @@ def error_curves(study: StudyRecord) -> Figure | None:
             lines.append(CurveLine(group.name, group.series, with_clean(same, clean.mean, low, high)))
     if not lines:
         return None
-    classes = {int(number((run.evaluation or {}).get("classes")) or 0) for run in study.runs}
+    classes = {run.evaluation.get("classes") or 0 for run in study.runs}
     chance = error_of_guessing(max(classes)) if len(classes) == 1 and max(classes) > 1 else None
     caption = (
         "An image counts as wrong if it is wrong as it is, or fooled by any attack up to that size. Bands: 95 % intervals over "
@@ -102,9 +102,9 @@ def epsilon_curves(study: StudyRecord) -> Figure | None:
     found: dict[str, dict[str, list[tuple[Group, list[float], list[Estimate]]]]] = {}
     images = 0
     for group in study.groups:
-        records = [curve for run in group.runs if run.pictures and isinstance(curve := run.pictures.facts.get("curve"), dict)]
-        images = max([images, *(int(record.get("images") or 0) for record in records)])
-        for name in sorted({name for record in records for name in record.get("errors", {})}):
+        records = [run.pictures.facts["curve"] for run in group.runs if run.pictures and "curve" in run.pictures.facts]
+        images = max([images, *(record["images"] for record in records)])
+        for name in sorted({name for record in records for name in record["errors"]}):
             attack, _, units = name.rpartition("_")
             points = _curve_points(records, name)
             if points and units in UNITS:
@@ -125,8 +125,7 @@ def epsilon_curves(study: StudyRecord) -> Figure | None:
 def _curve_points(records: Sequence[Record], name: str) -> list[tuple[float, Estimate]]:
     by_level: dict[float, list[float]] = {}
     for record in records:
-        values = record.get("errors", {}).get(name, [])
-        for level, value in zip(record.get("levels", []), values, strict=False):
+        for level, value in zip(record["levels"], record["errors"].get(name, ()), strict=False):
             by_level.setdefault(float(level), []).append(float(value))
     return [(level, estimate) for level in sorted(by_level) if (estimate := over_seeds(by_level[level], bounds=(0.0, 100.0)))]
 
@@ -258,17 +257,8 @@ def _plain_log_scale(axes: Any) -> None:
 
 def _series(epochs: Sequence[Record], key: str, log: bool) -> dict[float, float]:
     """Values by epoch, without those that cannot be drawn."""
-    line = {}
-    for i, record in enumerate(epochs):
-        value, epoch = record.get(key), record.get("epoch", i + 1)
-        if (
-            isinstance(value, int | float)
-            and isinstance(epoch, int | float)
-            and math.isfinite(value)
-            and (value > 0 or not log)
-        ):
-            line[float(epoch)] = float(value)
-    return line
+    known = [record for record in epochs if record.get(key) is not None]
+    return {float(record["epoch"]): float(record[key]) for record in known if record[key] > 0 or not log}
 
 
 def _times(factor: float) -> Callable[[Any], Any]:

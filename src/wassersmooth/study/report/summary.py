@@ -47,7 +47,7 @@ def mismatch_warning(study: StudyRecord) -> str:
     setups = Counter(measured.values())
     if len(setups) < 2:
         return ""
-    usual = max(setups, key=lambda setup: (setups[setup], setup.images or 0))
+    usual = max(setups, key=lambda setup: (setups[setup], setup.images))
     odd = {name: setup for name, setup in measured.items() if setup != usual}
     named = [f"{name} ({_described(setup, usual)})" for name, setup in list(odd.items())[:MOST_NAMES]]
     more = [f"{len(odd) - MOST_NAMES} more"] if len(odd) > MOST_NAMES else []
@@ -85,8 +85,8 @@ def _what(study: StudyRecord) -> str:
 
 def _told(study: StudyRecord) -> list[str]:
     """The summary of the only run, in the words of its own page."""
-    told = [run.evaluation.get("summary") for run in study.runs if run.evaluation is not None]
-    return [str(told[0])] if len(study.runs) == 1 and told and told[0] else []
+    told = [said for run in study.runs if (said := run.evaluation.get("summary"))]
+    return told if len(study.runs) == 1 else []
 
 
 def _numbers_of(study: StudyRecord) -> tuple[list[str], list[Measure]]:
@@ -164,7 +164,7 @@ def _beyond(found: Sequence[tuple[Group, Estimate]]) -> str:
 
 
 def _masking(study: StudyRecord) -> str:
-    verdicts = [str(run.evaluation["verdict"]) for run in study.runs if run.evaluation and "verdict" in run.evaluation]
+    verdicts = [run.evaluation["verdict"] for run in study.runs if "verdict" in run.evaluation]
     if not verdicts:
         return ""
     masked, unmasked = sum(v.startswith("masked") for v in verdicts), sum(v == UNMASKED for v in verdicts)
@@ -193,8 +193,8 @@ def _learned_nothing(study: StudyRecord) -> str:
 
 
 def _guesses(run: RunRecord) -> bool:
-    told = (run.evaluation or {}).get("summary")
-    return told.startswith(LEARNED_NOTHING) if isinstance(told, str) else (run.error("clean") or 0.0) >= GUESSING
+    told: str | None = run.evaluation.get("summary")
+    return told.startswith(LEARNED_NOTHING) if told else (run.error("clean") or 0.0) >= GUESSING
 
 
 def _caveat(study: StudyRecord) -> str:
