@@ -29,6 +29,7 @@ from wassersmooth.study.errors import RunStoppedError, StudyError
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import CERTIFICATES, CERTIFIED, Run
 from wassersmooth.study.stored_json import one_line, parse
+from wassersmooth.study.tables import escape_value
 
 IMAGES = 500  # at most, of the test set, by content, where no number is asked for
 ROWS = {"cpu": 25, "cuda": 250}  # images that are certified between two writes
@@ -139,7 +140,7 @@ def _certify_run(
         accuracy = whole.accuracy(part.labels, 0.0).percent
         console.line(f"{run.name}, sigma {smoothing.sigma:g}: {_median_line(whole, part.labels)}, accuracy {accuracy:.1f} %")
     record = {**subject, "images": len(part), "smoothings": found, "certified": provenance.origin(device)}
-    page = [f"# Certificates of {run.name}", "", LIMITS, *(one.to_markdown(part.labels) for one in drawn)]
+    page = [f"# Certificates of {escape_value(run.name)}", "", LIMITS, *(one.to_markdown(part.labels) for one in drawn)]
     page.append("![Certified accuracy against the radius.](certificates.png)\n")
     durable.write(run.folder / "certificates.png", _curves(drawn, part.labels))
     durable.write_text(run.folder / "certificates.md", "\n".join(page))

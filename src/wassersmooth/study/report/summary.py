@@ -9,7 +9,7 @@ from wassersmooth.robustness.report import UNMASKED
 from wassersmooth.study.estimates import Estimate
 from wassersmooth.study.measures import spoken
 from wassersmooth.study.report.data import Group, MeasuredOn, RunRecord, StudyRecord
-from wassersmooth.study.tables import listed
+from wassersmooth.study.tables import counted, listed
 
 Measure = tuple[str, list[tuple[Group, Estimate]]]  # its name in a sentence, and its value in each group
 
@@ -78,7 +78,7 @@ def _what(study: StudyRecord) -> str:
     if not runs:
         return "No run of this study could be read."
     kinds = listed([group.name if group.kind != "none" else "no penalty" for group in study.groups])
-    trained = f"{runs} network{'s' * (runs != 1)} {'were' if runs != 1 else 'was'} trained"
+    trained = f"{counted(runs, 'network')} {'were' if runs != 1 else 'was'} trained"
     dataset = listed([str(value) for value in study.settings("dataset")])
     return f"{trained}{f' on {dataset}' if dataset else ''}, with {kinds}."
 
@@ -172,11 +172,8 @@ def _masking(study: StudyRecord) -> str:
         found = f"The checks found no sign of gradient masking in {unmasked} of {len(verdicts)} evaluated runs"
         return f"{found}; of the others they say nothing."
     if not masked:
-        return (
-            f"The checks found no sign of gradient masking in any of the {len(verdicts)} evaluated runs."
-            if len(verdicts) > 1
-            else ("The checks found no sign of gradient masking.")
-        )
+        where = f" in any of the {len(verdicts)} evaluated runs" if len(verdicts) > 1 else ""
+        return f"The checks found no sign of gradient masking{where}."
     return (
         f"{masked} of {len(verdicts)} evaluated runs show signs of gradient masking, so their errors under attack are too low."
     )
