@@ -59,6 +59,9 @@ def test_a_study_is_certified_with_the_noise_of_its_training(trained: Path, caps
     assert "certified-w1" in shown
     anchors = re.findall(r'<(?:section|figure)[^>]* id="([^"]+)"', shown)
     assert len(anchors) == len(set(anchors)), "a link leads to the first of two"
+    figure = shown[shown.index('id="certified-accuracy"') :]
+    legend = figure[figure.index('<ul class="legend">') : figure.index("</ul>")]
+    assert legend.count("<li>") == 2, "the network without certificates has no curve"
     assert ">sigma 0.3<" not in shown  # one smoothing for each run: color and dashes tell them apart
 
 

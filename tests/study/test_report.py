@@ -372,6 +372,10 @@ def test_answers_are_the_numbers_of_the_groups(tmp_path: Path) -> None:
     first, attacked, trusted = (answer.rows[0] for answer in answers(read_study(folder)))
     assert (first.value, attacked.value, attacked.note) == ("7.3 %", "91.2 %", "88.1 to 94.2")
     assert (trusted.value, trusted.bad, trusted.note) == ("no", True, "signs of gradient masking: gradients vanish")
+    assert (first.bad, attacked.bad) == (False, True), "guessing among ten classes is wrong on 90 % of the images"
+    record["errors"]["clean"], record["intervals"]["clean"] = 89.0, [88.0, 90.0]
+    path.write_text(json.dumps(record))
+    assert [row.bad for row in answers(read_study(folder))[0].rows] == [True, False, False]
 
 
 def test_an_evaluation_of_an_earlier_version_still_has_answers(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from wassersmooth.study.console import Console
 from wassersmooth.study.distributed import World
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.tables import counted
 
 IMAGES = 32
 
@@ -23,7 +24,7 @@ def doctor(study: Study, world: World, console: Console) -> None:
     """Print the diagnosis; a problem raises an error, so that a script can check before it trains."""
     acceleration.apply_settings(study.machine)
     facts = provenance.describe(world.device)
-    console.line(f"machine  {facts['device']}, {facts['threads']} threads, torch {facts['versions']['torch']}")
+    console.line(f"machine  {facts['device']}, {counted(facts['threads'], 'thread')}, torch {facts['versions']['torch']}")
     loaded = data.load(study.data)
     height, width = loaded.size
     parts = f"{len(loaded.train)} training, {len(loaded.validation)} validation and {len(loaded.test)} test images"

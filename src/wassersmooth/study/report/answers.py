@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from wassersmooth.robustness.page import Answer, AnswerRow, attacked_question, trust
@@ -20,7 +19,7 @@ def answers(study: StudyRecord) -> tuple[Answer, ...]:
         return ()
     question, attacked = _attacked(measured)
     return (
-        Answer("Clean error", tuple(_number(study, group, group.error("clean")) for group in measured)),
+        Answer("Clean error", tuple(_number(study, group, group.error("clean"), _guessing(group)) for group in measured)),
         Answer(question, tuple(_number(study, group, attacked(group), _guessing(group)) for group in measured)),
         Answer("Can the attacks be trusted?", tuple(_trust(study, group) for group in measured)),
     )
@@ -42,11 +41,11 @@ def _attacked(groups: list[Group]) -> tuple[str, Callable[[Group], Estimate | No
 
 
 def _guessing(group: Group) -> float:
-    """The error of guessing, which a network that is not robust reaches; unknown in files of earlier versions."""
+    """The error of guessing, at which a number is a warning; unknown in files of earlier versions."""
     return error_of_guessing(next((classes for run in group.runs if (classes := run.evaluation.get("classes"))), None))
 
 
-def _number(study: StudyRecord, group: Group, estimate: Estimate | None, limit: float = math.inf) -> AnswerRow:
+def _number(study: StudyRecord, group: Group, estimate: Estimate | None, limit: float) -> AnswerRow:
     if estimate is None:
         return AnswerRow("unknown", label=label(study, group), series=group.series)
     known = estimate.low is not None and estimate.high is not None and estimate.low < estimate.high

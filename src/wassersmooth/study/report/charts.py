@@ -55,12 +55,12 @@ def glance(study: StudyRecord) -> Figure | None:
         "Error in percent on clean and attacked test images; lower is better. A dot is the mean over seeds, the bar its 95 % "
         "interval; hollow diamonds are the paper's numbers."
     )
-    return _charts("glance", "Errors at a glance.", caption, study, drawings)
+    return _charts("glance", "Errors at a glance.", caption, study.groups, drawings)
 
 
-def _charts(name: str, title: str, caption: str, study: StudyRecord, drawings: Sequence[str]) -> Figure:
-    """Drawings side by side where there is room, below a legend of all groups."""
-    return Figure(name, title, caption, "charts.html", {"groups": study.groups, "panels": drawings})
+def _charts(name: str, title: str, caption: str, groups: Sequence[Group], drawings: Sequence[str]) -> Figure:
+    """Drawings side by side where there is room, below a legend."""
+    return Figure(name, title, caption, "charts.html", {"groups": groups, "panels": drawings})
 
 
 def _dots(study: StudyRecord, units: str) -> str | None:
@@ -119,7 +119,7 @@ def epsilon_curves(study: StudyRecord) -> Figure | None:
         "Bands are 95 % intervals over seeds, where there are several. A curve that levels off far below "
         "100 %, or falls, is a reason to read the masking verdicts above."
     )
-    return _charts("curves", "Single attacks.", caption, study, drawings)
+    return _charts("curves", "Single attacks.", caption, study.groups, drawings)
 
 
 def _curve_points(records: Sequence[Record], name: str) -> list[tuple[float, Estimate]]:
@@ -176,7 +176,8 @@ def certified_curves(study: StudyRecord) -> Figure | None:
         f"vote of the network over noise: {sigmas}. Abstentions count as wrong. Each radius holds with probability "
         f"{' or '.join(certainties)}."
     )
-    return _charts("certified-accuracy", "Certified accuracy against the radius.", caption, study, drawings)
+    certified = [group for group in study.groups if any(group is other for other, _ in lines)]
+    return _charts("certified-accuracy", "Certified accuracy against the radius.", caption, certified, drawings)
 
 
 def _certified(unit: str, title: str, lines: Sequence[tuple[Group, Record]]) -> str:
@@ -215,7 +216,7 @@ def training_curves(study: StudyRecord) -> Figure | None:
     caption = (
         "A thin line for each seed, a bold one for their mean. The loss is without the penalty; both on a logarithmic scale."
     )
-    return _charts("training", "Training.", caption, study, drawings)
+    return _charts("training", "Training.", caption, study.groups, drawings)
 
 
 def _training(study: StudyRecord, key: str, label: str, log: bool) -> str | None:

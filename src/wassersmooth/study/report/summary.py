@@ -168,6 +168,8 @@ def _masking(study: StudyRecord) -> str:
     if not verdicts:
         return ""
     masked, unmasked = sum(v.startswith("masked") for v in verdicts), sum(v == UNMASKED for v in verdicts)
+    if not masked and not unmasked:
+        return f"The checks for gradient masking say nothing about {counted(len(verdicts), 'evaluated run')}."
     if not masked and unmasked < len(verdicts):  # too few images, or a network that learned nothing
         found = f"The checks found no sign of gradient masking in {unmasked} of {len(verdicts)} evaluated runs"
         return f"{found}; of the others they say nothing."
