@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -402,6 +403,27 @@ def test_a_lack_of_memory_is_one_line(
     code, _, err = run(capsys, "train")
     assert (code, err.count("\n")) == (1, 1)
     assert re.search(said, err), err
+
+
+@pytest.mark.parametrize(
+    "words", [["evaluate", "LONG"], ["train", "--output", "LONG"], ["train", "--dataset", "mnist", "--data-dir", "LONG"]]
+)
+def test_a_path_that_the_system_does_not_take_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    code, _, err = run(capsys, *(word.replace("LONG", 400 * "x") for word in words))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cannot be used (File name too long); check the path" in err
+
+
+def test_a_folder_that_is_closed_to_the_user_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = PermissionError(errno.EACCES, "Permission denied", "/closed/data")
+    monkeypatch.setattr(cli, "parse", lambda *given: lambda: raising(closed))
+    code, _, err = run(capsys, "train")
+    assert (code, err) == (
+        2,
+        "wassersmooth: /closed/data cannot be used (Permission denied); check the path and its permissions\n",
+    )
 
 
 def test_another_error_of_torch_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
