@@ -6,7 +6,6 @@ A killed certification continues: each image is a line of ``certified.jsonl``, b
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -115,10 +114,9 @@ def _certify_run(
     batch_size: int,
     precision: str,
 ) -> None:
-    weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
-    pixels = hashlib.sha256(part.images.cpu().numpy().tobytes()).hexdigest()
     device = part.images.device
-    subject = {"model_sha256": weights, "test_sha256": pixels, "precision": precision}
+    subject = {"model_sha256": provenance.file_sha256(run.folder / "model.safetensors")}
+    subject |= {"test_sha256": provenance.tensor_sha256(part.images), "precision": precision}
     found, drawn, group = [], [], ROWS.get(device.type, ROWS["cuda"])
     for smoothing in smoothings:
         named = subject | dataclasses.asdict(smoothing)

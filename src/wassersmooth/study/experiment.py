@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -237,8 +236,8 @@ def _measure_one(
     """Evaluate one run, unless its files hold this evaluation; RunStoppedError if it cannot be evaluated."""
     model = model.to(device)
     images, labels = part.images.to(device), part.labels.to(device)
-    weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
-    subject = {"model_sha256": weights, "test_sha256": _fingerprint(images), LABELS: _fingerprint(labels)}
+    subject = {"model_sha256": provenance.file_sha256(run.folder / "model.safetensors")}
+    subject |= {"test_sha256": provenance.tensor_sha256(images), LABELS: provenance.tensor_sha256(labels)}
     name, value = (suite, suite) if isinstance(suite, str) else (suite.name, suite.perturbations(model, images))
     request: dict[str, object] = {"suite": name, "images": len(labels), **subject}
     if suites.has_autoattack(value):
@@ -332,7 +331,3 @@ def _reused(run: Run, elsewhere: Sequence[dict[str, Any]], path: Path) -> str:
     counts = [f"{counted(len(one['rows']), 'row')} from {provenance.place(one['origin'])}" for one in elsewhere]
     again = f"move {path.name} away to measure everything again"
     return f"{run.name}: reused, not measured again: {', '.join(counts)}; {again}" if counts else ""
-
-
-def _fingerprint(values: torch.Tensor) -> str:
-    return hashlib.sha256(values.cpu().numpy().tobytes()).hexdigest()
