@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from tests.race import race
 from tests.study.small_studies import CPU, SILENT, stripes, stripes_file, tiny_run, tiny_study, train_to_the_end
 from wassersmooth import cli
 from wassersmooth.robustness.suites import perturbations
-from wassersmooth.study import checkpoints, experiment
+from wassersmooth.study import checkpoints, durable, experiment
 from wassersmooth.study.console import Console
 from wassersmooth.study.error_table import show_errors
 from wassersmooth.study.errors import DivergedError, StudyError
@@ -388,3 +389,17 @@ def test_processes_that_end_at_the_same_time_lose_no_time(tmp_path: Path) -> Non
     with record_time(tmp_path / "nowhere" / "study.json", "training_seconds", print):
         pass
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_disk_that_is_full_costs_the_time_and_not_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, content: object) -> None:
+        raise durable.cannot_write(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    monkeypatch.setattr(durable, "write_json", full)
+    with record_time(tmp_path / "study.json", "evaluation_seconds", print):
+        pass
+    assert "study.json cannot be written (No space left on device)" in capsys.readouterr().out
+    with pytest.raises(StudyError, match="the work"), record_time(tmp_path / "study.json", "evaluation_seconds", print):
+        raise StudyError("the work")
