@@ -41,7 +41,9 @@ def measure(run: Run, test_images: int | None = 12) -> dict[str, object]:
 def test_pictures_are_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment.measure([trained(tmp_path)], Console(), "cpu", "quick", 12)
     lines = capsys.readouterr().out.splitlines()
-    assert next(line for line in lines if "pictures" in line).startswith("measuring ")
+    shown = [line.split()[-1] for line in lines if line.startswith("measuring ")]
+    assert shown[-2:] == ["pictures", "done"]
+    assert shown.count("done") == 1
 
 
 @pytest.mark.slow
@@ -339,10 +341,11 @@ def test_the_table_shows_the_strongest_attacks_of_any_suite(tmp_path: Path, caps
     for told, line in (
         (masked["summary"], masked["summary"]),
         (None, "none-seed0: masked: made up"),
+        (f"{'x' * 77} 3.3 % of images", "  3.3 % of images"),
     ):  # None: an earlier version
         (run.folder / "evaluation.json").write_text(json.dumps(masked | {"summary": told}))
         show_errors([run], Console())
-        assert capsys.readouterr().out.splitlines()[-1] == line, "said once"
+        assert capsys.readouterr().out.splitlines()[-1] == line, "said once, and a number stays with its percent sign"
 
 
 def test_the_answer_is_the_same_on_the_screen_and_on_the_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -252,12 +252,13 @@ def _measure_one(
             console.line(unverified_line(run, unverified, split))
         return
     durable.try_writing(path)  # before the work, not after it
+    pictures = pictures and split == "test" and not external_models.trained_elsewhere(run)  # they are for the page of a study
     task, latest = console.task(f"measuring {run.name}", 1), -1
 
     def progress(done: int, total: int, name: str) -> None:
         nonlocal latest
-        task.total = total
-        (task.update if done > latest else task.within)(done, name)
+        task.total = total + pictures
+        (task.update if done > latest else task.within)(done, "pictures" if pictures and done == total else name)
         latest = done
 
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
@@ -272,12 +273,12 @@ def _measure_one(
         diverged = isinstance(error, _checks.NotFiniteError) and not external_models.trained_elsewhere(run)
         remedy = "; training diverged: lower --learning-rate or eta, and train it in another --output" if diverged else ""
         raise RunStoppedError(f"{run.folder}: {error}{remedy}") from error
-    if pictures and split == "test" and not external_models.trained_elsewhere(run):  # they are for the page of a study
-        task.update(latest, "pictures")
+    if pictures:
         try:
             figure_data.collect(model, images, labels, run.folder / figure_data.FILE, class_names=class_names)
         except (ValueError, torch.OutOfMemoryError) as error:  # the measurements must not be lost if pictures fail
             console.line(f"{run.name}: without pictures: {_checks.first_line(error)}")
+        task.update(task.total, "done")
     here, *elsewhere = evaluated = memory.origins()
     here["rows"].append("masking")  # its checks run every time
     found = json.loads(report.to_json()) | request | {"evaluated": evaluated}
