@@ -19,6 +19,7 @@ from experiments.ground_metric.commands import PROGRAM
 from experiments.ground_metric.comparing import Difference, Point, Studies, all_clear, chosen, points_of
 from experiments.ground_metric.likelihoods import Spectra
 from experiments.ground_metric.plans import SMALL, Setting, settings_of
+from experiments.side_by_side import lock_of
 from wassersmooth.cli import main
 from wassersmooth.study import data
 from wassersmooth.study.data import Dataset, Part
@@ -169,7 +170,7 @@ def test_a_network_of_another_process_is_left_to_it(tmp_path: Path, monkeypatch:
     work = small_work(tmp_path)
     run = Run.of(tmp_path / "runs" / taken.study(), taken.config(work.scale, None, 1))
     run.folder.parent.mkdir(parents=True)
-    with locked(helping.lock_of(run)):
+    with locked(lock_of(run)):
         work.run([taken, free])
         assert work.missing([taken, free]) == [taken]
     work.run([taken, free])

@@ -164,7 +164,6 @@ def test_train_attack_merge_and_render(
     ("words", "said"),
     [
         (["train", "--tables", "imagenet"], "tables must be among cifar10"),
-        (["train", "--part", "2", "--parts", "2"], "part must be from 0 to 1"),
         (["merge"], "merge needs files of rows"),
         (["render", "nowhere"], "render needs the rows of train"),
     ],

@@ -188,6 +188,18 @@ def test_a_network_that_is_gone_is_not_attacked(tmp_path: Path, capsys: pytest.C
     assert "not attacked yet" in shown
 
 
+def test_an_entry_that_fails_leaves_the_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, results = tmp_path / "entries.toml", tmp_path / "track.json"
+    blocks = (("broken", "own:no_such_module:factory,eta=1"), ("fgsm", "adversarial:eta=8/255"))
+    text = "".join(f'[[entry]]\nname = "{name}"\nidea = "{name}"\nregularizer = "{point}"\n' for name, point in blocks)
+    file.write_text(f"[tricks]\n{text}")
+    flags = ("--small", "--results", results, "--runs", tmp_path / "runs", "--device", "cpu", "--file", file)
+    code, shown = run(capsys, "try", *flags)
+    assert code == 0, shown
+    assert shown.count("broken, seed 0: failed, and is left out") == shown.count("failed") == 1  # not tried with another seed
+    assert {(one["entry"], one["seed"]) for one in json.loads(results.read_text())["rows"]} == {("fgsm", 0), ("fgsm", 1)}
+
+
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = run(capsys, "try", "displced", "--small", "--results", tmp_path / "a.json", "--runs", tmp_path)
     assert code == 2
