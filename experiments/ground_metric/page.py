@@ -358,4 +358,7 @@ def _origins(rows: Sequence[Row]) -> list[str]:
         for (hardware, torch, commit), count in found.items()
     ]
     commands = ("fit", "train --datasets mnist --device cpu", "train --datasets cifar10 --workers 2", "render")
+    if any("errors" in row for row in rows):
+        said = "Seeds of training differ in initial weights and the order of images: the labeled images are the same."
+        lines += ["", *_paragraph(said)[:-1]]
     return [*lines, "", *(f"    python -m experiments.ground_metric {command}" for command in commands), ""]

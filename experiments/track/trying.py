@@ -147,15 +147,18 @@ class Work:
         )
 
     def _judge(self, loaded: Dataset) -> None:
-        """AutoAttack on test images, for the entries that validation images choose."""
+        """AutoAttack on test images, for the entries that validation images choose among all of their idea."""
         test = data.load(self._config(self.entries[0], 0).data, self.scale.attacked).test
         part = Part(test.images.to(self.device), test.labels.to(self.device))
         chosen = chosen_names(row_store.read(self.rows)["rows"])
+        waiting = {entry.idea for entry in self.entries for seed in self.seeds if self._row(entry, seed) is None}
         for entry in self.entries:
             for seed in self.seeds:
                 row = self._row(entry, seed)
                 if row is None or row.get("diverged") or entry.name not in chosen or AUTOATTACK in row["errors"]:
                     continue
+                if entry.idea in waiting:
+                    continue  # another strength, which is not trained yet, may be chosen
                 started = time.perf_counter()
                 run = self._run(entry, seed)
                 if started + self.longest > self.deadline or not run.finished:

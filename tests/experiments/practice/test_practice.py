@@ -123,6 +123,8 @@ def test_the_page_says_what_is_missing_and_escapes_what_it_shows(tmp_path: Path)
     assert "`ws.GradientPenalty(ws.Euclidean(), 1)`" in text
     assert "2.5 points lower on test images (2 seeds): every seed is better" in " ".join(text.split())
     assert "How good suggested strengths are" in text
+    assert "one took up to 3.1 times as long as another" in " ".join(text.split())  # epochs of 1 + eta seconds
+    assert "AutoAttack" not in text
     assert "<machine>" not in text
     assert (tmp_path / "practice.png").is_file()
     damaged = [{**ROWS[0], "errors": {"clean": 200.0}}, *ROWS[1:]]
