@@ -93,16 +93,17 @@ def _answer(networks: Networks, trials: Sequence[Trial]) -> str:
             if (own := networks.error(kind, f"{attack}_{PREDICTED_UNITS}")) is not None
         ]
         near = sum(gap <= EXPLAINED for gap in gaps)
-        said = "explained" if gaps and near == len(gaps) else "explained in part" if near else "not explained"
-        levels.append(f"{heading_of(kind)} {said} ({near} of {len(gaps)} rows within {EXPLAINED:g} points)")
+        said = "explained" if near == len(gaps) else "explained in part" if near else "not explained"
+        counts = f" ({near} of {len(gaps)} rows within {EXPLAINED:g} points)"
+        levels.append(f"{heading_of(kind)} {said + counts if gaps else 'not measured'}")
     orders = [trial for trial in trials if trial.measure.endswith(PREDICTED_UNITS)]
     verdicts = [trial.verdicts["order"] for trial in orders]
-    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in (SHOWN, NOT_SHOWN, CONTRADICTED))
+    said = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in (SHOWN, NOT_SHOWN, CONTRADICTED))
     known = sum(trial.comparisons["order"].decides for trial in orders)
     return (
         f"**What explains the paper's levels?** With this protocol, at the strengths chosen here: {'; '.join(levels)}; "
         f"{counted(networks.seeds, 'seed')} of each. **Does the order Euclidean / Wasserstein hold at equal clean error?** Of "
-        f"{len(orders)} rows: {counts}; {known or 'none'} of them could be compared."
+        f"{len(orders)} rows: {said}; {known or 'none'} of them could be compared."
     )
 
 

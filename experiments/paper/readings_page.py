@@ -78,6 +78,8 @@ def _answer(found: Mapping[tuple[str, str], Comparison], judged: Mapping[tuple[s
         f"of {len(judged)} comparisons, {len(better)} are shown, {len(worse)} contradicted, and "
         f"{len(judged) - len(better) - len(worse)} not shown ({len(left)} of them cannot be compared)"
     )
+    if len(left) == len(found):
+        return f"**Not known yet**: of {len(found)} comparisons none can be made, for lack of seeds or of equal clean errors."
     if not better:
         return f"**No reading is shown to be better.** By Holm over the table, {counts}."
     said = "; ".join(f"{BY_NAME[reading].title} under {TITLES[measure]}" for reading, measure in better)
