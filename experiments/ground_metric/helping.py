@@ -112,8 +112,7 @@ class Work:
             }
             self.took[setting.point.kind] = time.perf_counter() - started
         row |= {"runs_at_once": self.at_once, "origin": provenance.origin(self.device)}
-        with row_store.changing(self.rows) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+        row_store.add(self.rows, [row], KEY)
         said = (
             "diverged"
             if row.get("diverged")

@@ -131,9 +131,7 @@ class Work:
             with side_by_side.full_precision(run.config.machine):
                 row |= measured(run.load_model(loaded).to(self.device), loaded, self.scale)
             row["measuring_seconds"] = round(time.perf_counter() - started, 3)
-        with row_store.changing(self.rows) as stored:
-            new = row | {"origin": provenance.origin(self.device), "command": self.command}
-            stored["rows"] = row_store.merged(stored["rows"], [new], KEY)
+        row_store.add(self.rows, [row | {"origin": provenance.origin(self.device), "command": self.command}], KEY)
         said = "diverged" if row.get("diverged") else f"clean {row['errors'][CLEAN]:.1f} %"
         self.console.line(f"{setting}: {said}")
 

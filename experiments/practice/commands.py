@@ -136,9 +136,8 @@ class Suggest:
     def __call__(self) -> None:
         durable.make_folder(self.output)
         rows = suggestions.measure_on_cifar(self.data_root / "cifar10" if self.data_root else None)
-        with row_store.changing(self.output / SUGGESTIONS) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], rows, ("family",))
-            Console().line(f"{self.output / SUGGESTIONS}: {counted(len(stored['rows']), 'row')}")
+        path = self.output / SUGGESTIONS
+        Console().line(f"{path}: {counted(row_store.add(path, rows, ('family',)), 'row')}")
 
 
 @dataclass(frozen=True)
@@ -157,9 +156,8 @@ class Merge:
         if not self.files:
             raise StudyError(f"merge needs files of rows that train has written; got none; for instance {ROWS}")
         found = [row for path in self.files for row in stored_rows.read(path)]
-        with row_store.changing(self.output / ROWS) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], found, KEY)
-            Console().line(f"{self.output / ROWS}: {counted(len(stored['rows']), 'row')}")
+        path = self.output / ROWS
+        Console().line(f"{path}: {counted(row_store.add(path, found, KEY), 'row')}")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from experiments.practice import measuring
 from experiments.practice.choosing import chosen_rows
 from experiments.practice.plans import Scale, Setting, penalties, with_eta
 from experiments.row_store import Row
-from experiments.track.entries import sweeps
+from experiments.sweeps import sweeps
 from wassersmooth.learning.objectives import GradientPenalty
 from wassersmooth.learning.suggestion import BATCHES, suggest_eta
 from wassersmooth.study import data, models, provenance
@@ -160,8 +160,7 @@ class Work:
         return {"training_seconds": round(seconds, 3), "epoch_seconds": min(epochs, default=math.nan), "peak_bytes": peak}
 
     def _store(self, row: Row) -> None:
-        with row_store.changing(self.rows) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+        row_store.add(self.rows, [row], KEY)
 
 
 def suggestion(family: str, loaded: Dataset, model: Model | nn.Module, seed: int, epsilon: float) -> float:

@@ -16,7 +16,8 @@ from torch import nn
 
 from experiments import row_store, side_by_side
 from experiments.row_store import Row
-from experiments.track.entries import RECIPE, Entry, Scale, attack_steps, sweeps
+from experiments.sweeps import attack_steps, sweeps
+from experiments.track.entries import RECIPE, Entry, Scale
 from experiments.track.rule import AUTOATTACK, KEY, SELECTING, chosen_names
 from wassersmooth.robustness.attacks import AutoAttack, MultiTargetedPGD
 from wassersmooth.robustness.intervals import wilson
@@ -172,8 +173,7 @@ class Work:
                 self.console.line(f"{entry.name}, seed {seed}: AutoAttack {row['errors'][AUTOATTACK]:.1f} %")
 
     def _store(self, row: Row) -> None:
-        with row_store.changing(self.rows) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+        row_store.add(self.rows, [row], KEY)
 
 
 def _identity(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from experiments.side_by_side import lock_of
+from experiments.sweeps import attack_steps, sweeps
 from experiments.track import entries, page, rule, trying
 from experiments.track.commands import PROGRAM
-from experiments.track.entries import ENTRIES, FULL, SMALL, attack_steps, chosen_entries, read_entries, sweeps
+from experiments.track.entries import ENTRIES, FULL, SMALL, chosen_entries, read_entries
 from experiments.track.rule import AUTOATTACK, SELECTING, judge
 from wassersmooth.cli import main
 from wassersmooth.robustness.attacks import PGD
