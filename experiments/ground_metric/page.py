@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.comparison import Difference, all_clear
 from experiments.ground_metric import stored_rows
-from experiments.ground_metric.comparing import Difference, Point, Studies, all_clear, chosen, families, points_of
+from experiments.ground_metric.comparing import Point, Studies, chosen, families, points_of
 from experiments.ground_metric.likelihoods import EUCLIDEAN, FITTED
 from experiments.ground_metric.measuring import TITLES
 from experiments.ground_metric.pairs import MOTIONS, SIDE

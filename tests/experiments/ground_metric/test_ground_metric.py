@@ -16,7 +16,7 @@ import torch
 import wassersmooth as ws
 from experiments.ground_metric import commands, fitted, helping, likelihoods, pairs, plans
 from experiments.ground_metric.commands import PROGRAM
-from experiments.ground_metric.comparing import Difference, Point, Studies, all_clear, chosen, points_of
+from experiments.ground_metric.comparing import Point, Studies, chosen, points_of
 from experiments.ground_metric.likelihoods import Spectra
 from experiments.ground_metric.plans import SMALL, Setting, settings_of
 from experiments.side_by_side import lock_of
@@ -134,12 +134,6 @@ def test_points_are_compared_at_equal_clean_error() -> None:
     assert Studies([*points, *apart], ("clean", "elastic_1.5")).at_equal_clean(first, apart, "elastic_1.5") is None
     alone = Studies([point for point in points if len(point.rows) < 2], ("clean",))
     assert math.isnan(alone.spread["clean"][0])
-
-
-def test_holm_and_one_seed_shows_nothing() -> None:
-    found = {"sure": Difference(5.0, 1.0), "maybe": Difference(2.1, 1.0), "unknown": Difference(9.0, math.nan)}
-    assert all_clear(found) == {"sure"}
-    assert all_clear({"maybe": found["maybe"]}) == {"maybe"}
 
 
 def small_work(tmp_path: Path, deadline: float = math.inf) -> helping.Work:
