@@ -8,10 +8,10 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 
+from experiments.row_store import Row
 from wassersmooth.study import acceleration, durable
 from wassersmooth.study.config import Machine
 from wassersmooth.study.console import Console
@@ -19,7 +19,6 @@ from wassersmooth.study.errors import DivergedError
 from wassersmooth.study.runs import Run, locked
 from wassersmooth.study.stored_json import one_line
 
-Outcome = Literal["trained", "diverged", "unfinished"]
 SLOW = (".*the eager step, not the fast one", ".*it runs uncompiled, which is slower")  # what warnings say of a slow step
 
 
@@ -68,8 +67,15 @@ class Attempts:
                     torch.cuda.synchronize(self.device)  # raises where the device is lost to this process
 
 
-def train(run: Run, steps: Iterator[None], name: str, deadline: float, console: Console) -> Generator[None, None, Outcome]:
-    """Take the steps of a run's training, until ``deadline`` in seconds of ``time.perf_counter``: then its checkpoint stays."""
+def train(
+    run: Run, steps: Iterator[None], row: Row, name: str, deadline: float, console: Console
+) -> Generator[None, None, bool]:
+    """Take the steps of a run's training; whether they have ended. Otherwise its checkpoint stays.
+
+    Arguments:
+        row: says ``diverged`` of a network that has.
+        deadline: in seconds of ``time.perf_counter``.
+    """
     acceleration.apply_settings(run.config.machine)
     with run.claimed():
         try:
@@ -77,11 +83,11 @@ def train(run: Run, steps: Iterator[None], name: str, deadline: float, console: 
                 yield
                 if time.perf_counter() > deadline:
                     console.line(f"{name}: out of time; the same command continues")
-                    return "unfinished"
+                    return False
         except DivergedError as error:
             console.line(f"{name}: {error}")
-            return "diverged"
-    return "trained"
+            row["diverged"] = True
+    return True
 
 
 @contextmanager

@@ -96,12 +96,9 @@ class Work:
         row |= {"kind": config.regularizer.kind, "eta": config.regularizer.eta, "epsilon": 0.0, "activation": "softplus"}
         row |= {"epochs": config.training.epochs, "patience": None, "patience_on": "clean"}
         steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console)
-        outcome = yield from side_by_side.train(run, steps, name, self.deadline, self.console)
-        if outcome == "unfinished":
+        if not (yield from side_by_side.train(run, steps, row, name, self.deadline, self.console)):
             return
-        if outcome == "diverged":
-            row["diverged"] = True
-        else:
+        if "diverged" not in row:
             trained = time.perf_counter()
             with side_by_side.full_precision(config.machine):
                 model = run.load_model(loaded).to(self.device)

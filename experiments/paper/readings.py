@@ -120,12 +120,9 @@ class Work:
         row: Row = self._key(setting) | {"runs_at_once": self.parallel}
         objective = setting.reading.objective(setting.eta, loaded)
         steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console, objective)
-        outcome = yield from side_by_side.train(run, steps, str(setting), self.deadline, self.console)
-        if outcome == "unfinished":
+        if not (yield from side_by_side.train(run, steps, row, str(setting), self.deadline, self.console)):
             return
-        if outcome == "diverged":
-            row["diverged"] = True
-        else:
+        if "diverged" not in row:
             started = time.perf_counter()
             row["training_seconds"] = round(sum(one["seconds"] for one in run.metrics()), 3)
             with side_by_side.full_precision(run.config.machine):

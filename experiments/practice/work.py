@@ -133,12 +133,9 @@ class Work:
             gc.collect()  # the step before holds a graph and its memory, which would count as this network's
             torch.cuda.reset_peak_memory_stats(self.device)
         steps = iter(()) if run.finished else training(run, self.loaded, World(self.device), self.console)
-        outcome = yield from side_by_side.train(run, steps, name, self.deadline, self.console)
-        if outcome == "unfinished":
+        if not (yield from side_by_side.train(run, steps, row, name, self.deadline, self.console)):
             return
-        if outcome == "diverged":
-            row["diverged"] = True
-        else:
+        if "diverged" not in row:
             trained = time.perf_counter()
             row |= self._cost(run, trained - started)
             with side_by_side.full_precision(run.config.machine):

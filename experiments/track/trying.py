@@ -96,12 +96,9 @@ class Work:
         row, name = self._row_of(entry, seed), f"{entry.name}, seed {seed}"
         steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console)
         timed = self._timed(steps, row, len(loaded.train))
-        outcome = yield from side_by_side.train(run, timed, name, self.deadline, self.console)
-        if outcome == "unfinished":
+        if not (yield from side_by_side.train(run, timed, row, name, self.deadline, self.console)):
             return
-        if outcome == "diverged":
-            row["diverged"] = True
-        else:
+        if "diverged" not in row:
             row["training_seconds"] = round(sum(one["seconds"] for one in run.metrics()), 3)
             with side_by_side.full_precision(run.config.machine):
                 self._select(run.load_model(loaded).to(self.device), loaded, row)

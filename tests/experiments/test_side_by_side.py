@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -75,11 +74,11 @@ def test_of_a_kind_that_fails_no_other_network_is_begun(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("raised", "deadline", "outcome", "taken"),
-    [(None, math.inf, "trained", 3), (DivergedError("nan"), math.inf, "diverged", 3), (None, 0.0, "unfinished", 1)],
+    ("raised", "deadline", "ended", "taken"),
+    [(None, math.inf, True, 3), (DivergedError("nan"), math.inf, True, 3), (None, 0.0, False, 1)],
 )
 def test_a_training_ends_in_time_or_by_divergence(
-    tmp_path: Path, raised: Exception | None, deadline: float, outcome: str, taken: int
+    tmp_path: Path, raised: Exception | None, deadline: float, ended: bool, taken: int
 ) -> None:
     run, _ = tiny_run(tmp_path, epochs=1)
 
@@ -88,13 +87,15 @@ def test_a_training_ends_in_time_or_by_divergence(
         if raised:
             raise raised
 
-    found: list[str] = []
+    found: list[bool] = []
+    row: dict[str, Any] = {}
 
     def whole() -> Iterator[None]:
-        found.append((yield from train(run, steps(), "a network", deadline or time.perf_counter(), SILENT)))
+        found.append((yield from train(run, steps(), row, "a network", deadline, SILENT)))
 
     assert len(list(whole())) == taken
-    assert found == [outcome]
+    assert found == [ended]
+    assert row == ({"diverged": True} if raised else {})
     assert (run.folder / "config.json").is_file()
 
 
