@@ -60,7 +60,7 @@ def test_learned_nothing_comes_first():
     told = report(clean=176, curve=[(8, 200)]).summary
     assert told == (
         "Learned nothing: 88.0 % of images are misclassified as they are, and guessing among 10 classes gives 90.0 %. If "
-        "this model did better elsewhere, check its normalization and the order of its classes."
+        "this model did better elsewhere, check its weights, its normalization and the order of its classes."
     )
 
 

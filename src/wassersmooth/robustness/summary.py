@@ -118,7 +118,8 @@ def summarize(
     if high >= chance:
         return (
             f"Learned nothing: {error:.1f} % of images are misclassified as they are, and guessing among {classes} classes "
-            f"gives {chance:.1f} %. If this model did better elsewhere, check its normalization and the order of its classes."
+            f"gives {chance:.1f} %. If this model did better elsewhere, check its weights, its normalization and the order of "
+            "its classes."
         )
     points = headline(curve)
     trust = _trust(findings, told) if points or findings else ""  # of attacks that were not run there is nothing to say
