@@ -115,6 +115,8 @@ def _gathered(model: nn.Module, images: object, labels: object, max_images: int 
         _checks.pixels("images", images)
         return images[:max_images], labels[:max_images], images.device
     if isinstance(images, Iterable) and labels is not None and not hasattr(images, "__array__"):
+        if isinstance(labels, str):
+            raise ValueError(f"labels come third, and a loader has its own; got {labels!r}; write suite={labels!r}")
         raise ValueError(
             f"a loader has its own labels; got a {type(images).__name__} of batches, and labels too; leave the labels out, or "
             "pass a tensor (B, C, H, W)"
