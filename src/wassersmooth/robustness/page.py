@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from wassersmooth.robustness.report import Entry, Report
 
 MOST_TICKS = 9
-WORDS_WIDE, WORDS_HIGH = 0.16, 7.0  # of the word at the level of guessing: a share of the width, and percent of error
+WORDS_WIDE, WORDS_HIGH = 0.18, 7.0  # of the word at the level of guessing: a share of the width, and percent of error
 CHARACTER = 0.021  # the width of one in the label of a tick, as a share of the plot's
 NORMS = {"linf": "L-infinity norm", "l2": "L2 norm", "wasserstein": "Wasserstein distance"}
 
