@@ -78,6 +78,13 @@ def test_few_images_say_nothing_about_masking():
     assert told.endswith("Whether the attacks can be trusted cannot be told from so few images.")
 
 
+def test_of_few_images_the_errors_count_and_not_their_intervals():
+    told = report(clean=0, curve=[(8, 1)], images=3, classes=2).summary
+    assert told.startswith("At 8/255 33.3 % of images are misclassified (0.0 % clean). Whether")
+    assert report(clean=0, curve=[(8, 2)], images=3, classes=2).summary.startswith("Not robust: at 8/255 66.7 %")
+    assert report(clean=2, curve=[(8, 2)], images=3, classes=2).summary.startswith("Learned nothing: 66.7 %")
+
+
 def test_without_attacks_robustness_is_unknown():
     told = "2.0 % of images are misclassified as they are; no attack was run, so robustness is unknown."
     assert report().summary == told, "and nothing about whether attacks can be trusted"

@@ -15,7 +15,8 @@ def imported(path: str, what: str) -> Any:
     """The factory of ``module:factory``, importable from the working directory; StudyError names ``what`` it is for."""
     module_name, _, factory_name = path.partition(":")
     if module_name.endswith(".py"):
-        raise StudyError(f"{what} {path}: a module is named without .py; write {module_name.removesuffix('.py')}:{factory_name}")
+        named = f"{module_name.removesuffix('.py')}:{factory_name}"
+        raise StudyError(f"{what} {path}: a module is named without .py; write {named}")
     here = os.getcwd()
     if here not in sys.path:  # unlike `python -m`, an installed command does not search the working directory
         sys.path.append(here)  # last: a file that lies there must not replace an installed module
