@@ -27,8 +27,9 @@ SHAPE_MISMATCH = re.compile(
 def module(received: object) -> None:
     """Check that a model is a module."""
     if not isinstance(received, torch.nn.Module):
-        made = isinstance(received, type) and issubclass(received, torch.nn.Module)
-        remedy = f"make one: {received.__name__}(...)" if made else "wrap a function in a module"
+        remedy = "wrap a function in a module"
+        if isinstance(received, type) and issubclass(received, torch.nn.Module):
+            remedy = f"make one: {received.__name__}(...)"
         raise ValueError(f"model must be a torch.nn.Module; got {kind_of(received)}; {remedy}")
 
 
