@@ -39,8 +39,8 @@ PROGRAM = "wassersmooth"
 CLOSED_PIPE = (errno.EINVAL,) if sys.platform == "win32" else ()  # what writing to one is there, beside BrokenPipeError
 LONGEST_WORD = 400  # characters that a message repeats of what it was given
 DESCRIPTION = """\
-Wasserstein smoothness for image classifiers: the paper's study as one command, and an honest measurement of robustness.
-Begin with `wassersmooth reproduce`; `wassersmooth COMMAND --help` is the manual of a command.
+Train image classifiers with gradient penalties, and measure how robust they are. Start with `wassersmooth reproduce`, the
+paper's study as one command; `wassersmooth COMMAND --help` explains a command.
 """
 
 

@@ -161,7 +161,7 @@ def test_booleans_that_may_be_left_open() -> None:
         (["train", "--activation", "tanh"], "--activation"),
         (["train", "--seeds"], "seeds must be one or more"),
         (["train", "--config", "nowhere.toml"], r"nowhere\.toml does not exist"),
-        (["train", "--regularizers", "euclidean"], "eta is positive"),
+        (["train", "--regularizers", "euclidean"], "eta must be positive"),
         (["train", "--dataset", "nothing"], "dataset must be one of"),
         (["train", "--device", "tpu"], "device must be auto, cpu, cuda"),
         (["train", "--model", "vgg"], "model must be small, resnet20"),
@@ -303,8 +303,8 @@ def test_evaluate_says_where_a_model_of_the_users_own_is_measured(
         path.write_bytes(contents[foreign])
     code, _, err = run(capsys, "evaluate", str(path))
     assert code == 2
-    assert f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, a file of" in err
-    assert "wassersmooth evaluate module:factory --weights" in err
+    assert f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, which" in err
+    assert "none of these; for weights of your own, name their model too: wassersmooth evaluate module:factory --weights" in err
     assert err.count("\n") == 1
 
 

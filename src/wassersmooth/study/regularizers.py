@@ -226,7 +226,9 @@ class Regularizer:
         in_motion = any(part in IN_MOTION for part in self.parts)
         if (self.smoothness > 0) != in_motion:
             remedy = f"write {self.kind}:eta=1,smoothness=2" if in_motion else "leave it out"
-            raise StudyError(f"smoothness is positive for {', '.join(IN_MOTION)}, and for nothing else; got {self}; {remedy}")
+            raise StudyError(
+                f"smoothness must be positive for {', '.join(IN_MOTION)}, and left out for others; got {self}; {remedy}"
+            )
         if (self.radius and not on_graph) or (self.mass and not on_graph and not in_motion):
             raise StudyError(
                 f"radius and mass belong to {', '.join(ON_A_GRAPH)}, and mass to {', '.join(IN_MOTION)}; got {self}; "
@@ -238,11 +240,11 @@ class Regularizer:
             raise StudyError(f"{', '.join(OF_YOUR_OWN)} need a metric of your own, module:factory; got {self}; {remedy}")
         if (self.kind == "none") != (self.eta == 0):
             remedy = "leave its eta out" if self.kind == "none" else f"write for example {self.kind}:eta=0.3"
-            raise StudyError(f"eta is positive for every regularizer but none; got {self}; {remedy}")
+            raise StudyError(f"eta must be positive for every regularizer except none; got {self}; {remedy}")
         if bool(self.parts[1]) != (self.epsilon > 0):
             raise StudyError(
-                "epsilon is the size of the attack in PENALTY+ATTACK, or of the ball in PENALTY+displaced and +linearity, "
-                f"positive there and nowhere else; got {self}; write for example "
+                "epsilon, the size of the attack in PENALTY+ATTACK or of the ball in PENALTY+displaced and +linearity, must be "
+                f"positive there and left out elsewhere; got {self}; write for example "
                 "wasserstein+l2-adversarial:eta=0.3,radius=2,epsilon=0.25"
             )
 

@@ -37,7 +37,7 @@ Strengths = Annotated[tuple[float, ...] | tuple[str, ...], tyro.conf.arg(metavar
 
 @dataclass(frozen=True)
 class Grid:
-    """Every eta with every radius and mass; a point is averaged over the seeds."""
+    """Every eta with every radius and mass; the errors of a point are averaged over the seeds."""
 
     regularizer: str = "wasserstein"
     """The kind to search; euclidean has no radius and no mass."""
@@ -48,7 +48,7 @@ class Grid:
     masses: tuple[float, ...] = (0.0,)
     """Coefficients of the mass term."""
     storage: str | None = None
-    """A journal file that all workers can access, or a database URL. Without it: sweep.journal in the study's folder."""
+    """A journal file that all workers can access, or a database URL. By default sweep.journal in the study's folder."""
     grace: float = 300.0
     """Seconds without a heartbeat after which a worker on another machine counts as dead."""
 
@@ -66,7 +66,7 @@ class Grid:
         if not found or len(set(found)) != len(found) or self.grace <= 0:
             got = f"etas {self.etas}, radii {self.radii}, masses {self.masses} and grace {self.grace:g}"
             raise StudyError(
-                f"a grid needs etas, radii and masses, each value once, and a positive grace; got {got}; correct those"
+                f"a grid needs etas, radii and masses, each value once, and a positive grace; got {got}; correct these"
             )
         return found
 
