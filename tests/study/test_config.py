@@ -223,6 +223,7 @@ def test_a_combination_is_parsed_from_text_and_comes_back(penalty: str, attack: 
     [
         ("wassersteen:eta=1", "regularizer must be one of none, euclidean, wasserstein"),
         ("wasserstein:eta=1,radius=0", "needs a radius of at least 1 pixel; got radius=0 in wasserstein:eta=1; write"),
+        ("wasserstein:eta=1,radius=1000001", "radius must be at most 1000000"),
         ("euclidean", "eta must be positive"),
         ("euclidean:eta=nan", "eta must be a finite number"),
         ("none:eta=1", "eta must be positive for every regularizer except none; got none:eta=1; leave its eta out"),

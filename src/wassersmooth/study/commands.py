@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
@@ -29,7 +30,7 @@ from wassersmooth.study.console import Console
 from wassersmooth.study.distributed import world
 from wassersmooth.study.errors import DivergedError, StudyError, did_you_mean
 from wassersmooth.study.published_models import as_run
-from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.regularizers import LARGEST_RADIUS, Regularizer
 from wassersmooth.study.report.writing import write_report
 from wassersmooth.study.runs import EVALUATIONS, Run, runs_in
 from wassersmooth.study.search.sweep import Grid, sweep
@@ -355,9 +356,12 @@ class Certify:
         for name in ("samples", "select", "test_images", "batch_size"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise StudyError(f"{name} must be at least 1; got {number}")
-        for name, values in (("sigma", self.sigma), ("radius", (self.radius or 0,)), ("mass", (self.mass or 0.0,))):
-            if any(not 0 <= value < float("inf") or (name == "sigma" and value == 0) for value in values):
-                raise StudyError(f"{name} must be {'positive' if name == 'sigma' else 'at least 0'}; got {values[-1]:g}")
+        if wrong := [sigma for sigma in self.sigma if not 0 < sigma < math.inf]:
+            raise StudyError(f"sigma must be positive; got {wrong[0]:g}")
+        if not 0 <= (self.radius or 0) <= LARGEST_RADIUS:
+            raise StudyError(f"radius must be from 0 to {LARGEST_RADIUS}; got {self.radius}")
+        if not 0 <= (self.mass or 0) < math.inf:
+            raise StudyError(f"mass must be at least 0; got {self.mass:g}")
         if not 0 < self.alpha < 0.5:
             raise StudyError(f"alpha must be above 0 and below 0.5; got {self.alpha:g}")
         figures.require_package("the plot of certified accuracy")

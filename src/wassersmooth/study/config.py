@@ -16,11 +16,12 @@ from typing import Any, Literal, TypeVar
 
 from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, SuiteName
 from wassersmooth.study.errors import StudyError, did_you_mean
-from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.regularizers import LARGEST_RADIUS, Regularizer
 from wassersmooth.study.stored_json import number, object_with, shown, text, whole
 from wassersmooth.study.tables import counted
 
 LARGEST_IMAGE = 10_000  # pixels on a side
+LARGEST_INTEGER = 2**63  # what torch and a stored configuration take is below
 MOST_THREADS = 1024  # the system would refuse more, in the middle of the work
 
 
@@ -233,7 +234,7 @@ OF_A_RUN = object_with(
     {
         "regularizer": text,
         "eta": number(0),
-        "radius": whole(0, 10**6),
+        "radius": whole(0, LARGEST_RADIUS),
         "mass": number(0),
         "seed": whole(0, 2**32 - 1),
         "preset": text,
@@ -292,7 +293,7 @@ def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnySt
 def _converted(group: type, name: str, value: Any, where: str) -> Any:
     """A value from TOML or JSON, converted to the type of its field."""
     hint = typing.get_type_hints(group)[name]
-    if (isinstance(value, int) and abs(value) >= 2**63) or (isinstance(value, str) and "\0" in value):
+    if (isinstance(value, int) and abs(value) >= LARGEST_INTEGER) or (isinstance(value, str) and "\0" in value):
         raise StudyError(f"{where}: {name} is {shown(value)}, which is not valid for any setting; correct it")
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
@@ -326,6 +327,9 @@ def _spelled(option: Any) -> str:
 def _check(study: Study) -> None:
     """Check the values beyond their types."""
     flat = flatten(study)
+    for name, value in flat.items():
+        numbers = [one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, int)]
+        _require(max(numbers, default=0) < LARGEST_INTEGER, name, "below 2^63", value)
     for name in ("epochs", "batch_size", "checkpoint_every", "parallel", "autoattack_images"):
         _require(flat[name] >= 1, name, "at least 1", flat[name])
     for name in ("threads", "patience", "train_images", "test_images", "image_size", "freeze_norm_after"):

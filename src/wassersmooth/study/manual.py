@@ -234,4 +234,4 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def _width() -> int:
-    return min(shutil.get_terminal_size().columns, WIDEST)
+    return min(max(2 * TEXT_AT, shutil.get_terminal_size().columns), WIDEST)

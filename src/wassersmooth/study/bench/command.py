@@ -27,7 +27,7 @@ from wassersmooth.study.bench.steps import (
     timed_step,
     together,
 )
-from wassersmooth.study.bench.tables import BenchReport, goals, read_bench, tables, unsteady
+from wassersmooth.study.bench.tables import RATIO_GOALS, BenchReport, goals, read_bench, tables, unsteady
 from wassersmooth.study.bench.timing import Progress, Work, timings
 from wassersmooth.study.config import Machine, Study, with_values
 from wassersmooth.study.console import Console
@@ -41,7 +41,7 @@ from wassersmooth.study.stored_json import number, object_with, read_json
 Part = Literal["step", "profile", "accuracy", "operator", "memory", "throughput"]
 PARTS: tuple[Part, ...] = get_args(Part)
 NEED_CUDA: tuple[Part, ...] = ("profile", "memory", "throughput")
-RATIOS = (("wasserstein_r4", "plain"), ("wasserstein_r8", "euclidean"), ("pgd7", "wasserstein_r4"))
+RATIOS = [name.split("/") for name, _, _ in RATIO_GOALS]
 CONCURRENT_RUNS = (1, 2, 4, 8)
 STUDY_CASES = ("plain", "euclidean", "wasserstein_r4")  # one seed of the paper's study
 PROFILED = ("plain", "wasserstein_r4")
@@ -319,8 +319,7 @@ MEASURES: dict[Part, Callable[[Setup, Bench, Console], BenchReport]] = {
 
 def _stored(path: Path, report: BenchReport, console: Console) -> BenchReport:
     """The parts that an earlier command has measured on this machine with these settings."""
-    empty: BenchReport = {"step": None, "ratio": None, "quartiles": None, "engine": None, "operator": None, "training": None}
-    empty |= {"profile": None, "accuracy": None, "memory": None, "throughput": None, "parts": {}}
+    empty: BenchReport = dict.fromkeys(("step", "ratio", "quartiles", "engine", "operator", "training", *PARTS)) | {"parts": {}}
     if not path.is_file():
         return empty
     old = read_bench(path, "restore it, or choose another --output")
