@@ -41,7 +41,7 @@ BallName = Literal["linf 2/255", "linf 8/255", "l2 0.5"]
 Row = dict[str, Any]
 Fooled = Callable[[], Tensor]  # which images are wrong afterwards. # shape: (n,) bool
 
-KEY = ("part", "network", "ball", "attack")
+KEY = ("part", "network", "ball", "attack", "first")
 BALLS: dict[BallName, tuple[float, Norm]] = {
     "linf 2/255": (2 / 255, "linf"),
     "linf 8/255": (8 / 255, "linf"),
@@ -74,7 +74,8 @@ ROW = object_with(
         "wrong": object_of(COUNT, ("clean", "ours", "reference")),
         "seconds": object_of(number(1e-9, 1e9), ("ours", "reference")),
         "origin": object_with({"hardware": text, "torch": text}),
-    }
+    },
+    {"first": whole(1)},
 )
 
 
@@ -86,17 +87,20 @@ class Case:
     network: str
     ball: str
     attack: str
+    first: int = 0  # of the images, where those before it have a row of their own
 
-    def key(self) -> tuple[str, ...]:
-        return (self.part, self.network, self.ball, self.attack)
+    def key(self) -> tuple[str | int | None, ...]:
+        return (self.part, self.network, self.ball, self.attack, self.first or None)
 
 
-def cases(parts: Sequence[PartName], networks: Sequence[str] = NETWORKS, balls: Sequence[str] = tuple(BALLS)) -> list[Case]:
-    """What there is to measure, the most important first."""
+def cases(
+    parts: Sequence[PartName], networks: Sequence[str] = NETWORKS, balls: Sequence[str] = tuple(BALLS), first: int = 0
+) -> list[Case]:
+    """What there is to measure, the most important first; of parity, the images from the first on."""
     speed = [Case("speed", "resnet20", "linf 2/255", ENSEMBLE), Case("speed", "resnet50", "half survive", ENSEMBLE)]
     speed += [Case("speed", "resnet20", "linf 2/255", BATCHED)]
     published = [(network, ball) for ball in balls for network in networks]
-    parity = [Case("parity", *pair, ENSEMBLE) for pair in published]
+    parity = [Case("parity", *pair, ENSEMBLE, first) for pair in published]
     members = [Case("members", *pair, member) for pair in published for member in MEMBERS]
     return [case for case in speed + parity + members if case.part in parts]
 
@@ -138,12 +142,14 @@ def measure(
     for place, case in enumerate(todo, 1):
         if time.time() > until or not missing(output, [case]):
             continue
-        lock = output.with_suffix(f".{'-'.join(case.key()).replace('/', '-').replace(' ', '-')}.lock")
+        key = {column: value for column, value in zip(KEY, case.key(), strict=True) if value is not None}
+        name = ", ".join(map(str, key.values()))
+        lock = output.with_suffix(f".{name.replace(', ', '-').replace('/', '-').replace(' ', '-')}.lock")
         with locked(lock) as mine:
             if not mine or not missing(output, [case]):
                 continue
-            say(f"{place} of {len(todo)}: {', '.join(case.key())}")
-            row: Row = dict(zip(KEY, case.key(), strict=True)) | measure_case(case, data, counts.of(case), models, device)
+            say(f"{place} of {len(todo)}: {name}")
+            row: Row = key | measure_case(case, data, counts.of(case), models, device)
             row["origin"] = origin
             with row_store.changing(output) as stored:
                 stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
@@ -160,7 +166,8 @@ def measure_case(case: Case, data: Part, count: int, models: Path, device: torch
     else:
         name = "euclidean" if case.network == "resnet20" else case.network
         model = load_published(models / f"{name}.safetensors").to(device).eval()
-        part = Part(data.images[:count], data.labels[:count]).to(device)
+        some = slice(case.first, case.first + count)
+        part = Part(data.images[some], data.labels[some]).to(device)
         ball = BALLS[cast(BallName, case.ball)]
     with torch.no_grad():
         clean = model(part.images).argmax(1) != part.labels
@@ -353,7 +360,8 @@ def _parity(rows: Sequence[Row]) -> str:
     """A line for each network and ball: wrong images after all attacks, then after each alone, ours and the reference's."""
     parts = []
     for attacks, what in (((ENSEMBLE,), "all attacks"), (MEMBERS, "each attack alone")):
-        cells = {(row["network"], row["ball"], row["attack"]): row for row in rows if row["attack"] in attacks}
+        measured = [row for row in rows if row["attack"] in attacks]
+        cells = {(row["network"], row["ball"], row["attack"]): row for row in _added_up(measured)}
         if not cells:
             continue
         most = max(row["images"] for row in cells.values())
@@ -364,13 +372,28 @@ def _parity(rows: Sequence[Row]) -> str:
                 if found:
                     first = next(iter(found.values()))
                     pairs = [_pair(found[attack]) if attack in found else "-" for attack in attacks]
-                    fewer = f" ({first['images']} images)" if first["images"] < most else ""
-                    lines.append(f"| {TITLES[network]}, {ball}{fewer} | {first['wrong']['clean']} | {' | '.join(pairs)} |")
+                    notes = [f"{first['images']} images"] if first["images"] < most else []
+                    notes += [f"in {first['rows']} parts"] if first["rows"] > 1 else []
+                    note = f" ({', '.join(notes)})" if notes else ""
+                    lines.append(f"| {TITLES[network]}, {ball}{note} | {first['wrong']['clean']} | {' | '.join(pairs)} |")
         apart = max(abs(row["wrong"]["ours"] - row["wrong"]["reference"]) for row in cells.values())
         unless = ", unless it says otherwise," if any(row["images"] < most for row in cells.values()) else ""
         said = f"Wrong of {most} images{unless} after {what}, ours / reference; {apart} apart at most."
-        parts += [*lines, "", f"{said} {_where(list(cells.values()))}", ""]
+        parts += [*lines, "", f"{said} {_where(measured)}", ""]
     return "\n".join(parts)
+
+
+def _added_up(rows: Sequence[Row]) -> list[Row]:
+    """Rows of the same case whose images follow one another, as one; what comes after a gap waits for what fills it."""
+    whole: dict[tuple[Any, ...], Row] = {}
+    for row in sorted(rows, key=lambda row: row.get("first", 0)):
+        key = row_store.key_of(row, KEY[:-1])
+        before = whole.get(key, {"images": 0, "rows": 0, "wrong": dict.fromkeys(row["wrong"], 0)})
+        if row.get("first", 0) == before["images"]:
+            wrong = {name: before["wrong"][name] + count for name, count in row["wrong"].items()}
+            more = {"images": before["images"] + row["images"], "rows": before["rows"] + 1, "wrong": wrong}
+            whole[key] = row | more
+    return list(whole.values())
 
 
 def _speed(rows: Sequence[Row]) -> str:

@@ -134,6 +134,8 @@ class Autoattack:
     """No case is begun later than so many seconds after the start."""
     images: int = autoattack_cost.Counts.images
     """Test images, chosen by content, for the whole of AutoAttack in the part parity."""
+    first_image: int = 0
+    """Of parity: the images before this one have a row of their own, with which the page adds them up."""
     member_images: int = autoattack_cost.Counts.member_images
     """Of them, for each of its attacks alone."""
     speed_images: int = autoattack_cost.Counts.speed_images
@@ -162,10 +164,12 @@ class Autoattack:
         until = time.time() + self.seconds
         counts = autoattack_cost.Counts(self.images, self.member_images, self.speed_images, self.large_images)
         _require_positive(**vars(counts))
+        if self.first_image < 0:
+            raise StudyError(f"first_image must be at least 0; got {self.first_image}")
         device, console = choose_device(self.device), Console()
-        todo = autoattack_cost.cases(self.parts, self.networks, self.balls)
+        todo = autoattack_cost.cases(self.parts, self.networks, self.balls, self.first_image)
         if time.time() < until and autoattack_cost.missing(self.output, todo):
-            data = load(Data(self.dataset, self.data_dir), self.images, trained_elsewhere=True).test
+            data = load(Data(self.dataset, self.data_dir), self.first_image + self.images, trained_elsewhere=True).test
             facts = (self.models, device, _origin(device), until, console.line)
             for row in autoattack_cost.measure(self.output, todo, data, counts, *facts):
                 console.line(autoattack_cost.row_line(row))

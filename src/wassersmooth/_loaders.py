@@ -7,6 +7,7 @@ from itertools import chain
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from wassersmooth import _checks, _model_checks
 from wassersmooth.model_state import RandomState
@@ -52,8 +53,9 @@ def pairs(loader: object, expected: str = "loader must be") -> Iterator[tuple[Te
         expected: how the error about something else than a loader begins.
     """
     if isinstance(loader, (str, bytes, Mapping, Tensor)) or not isinstance(loader, Iterable):
+        remedy = "; wrap it: DataLoader(dataset, batch_size=128)" if isinstance(loader, Dataset) else ""
         raise ValueError(
-            f"{expected} an iterable of batches (images, labels) such as a DataLoader; got {type(loader).__name__}"
+            f"{expected} an iterable of batches (images, labels) such as a DataLoader; got {type(loader).__name__}{remedy}"
         )
     number = 0
     for number, batch in enumerate(loader, 1):

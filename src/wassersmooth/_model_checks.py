@@ -7,7 +7,7 @@ import re
 import torch
 from torch import Tensor
 
-from wassersmooth._checks import NotFiniteError, dense, finite, first_line, first_not_finite
+from wassersmooth._checks import NotFiniteError, dense, finite, first_line, first_not_finite, kind_of
 from wassersmooth.visibility import values_are_visible
 
 # How torch reports operands of two dtypes. The word "dtype" alone is not enough: other errors contain it, too.
@@ -27,7 +27,10 @@ SHAPE_MISMATCH = re.compile(
 def module(received: object) -> None:
     """Check that a model is a module."""
     if not isinstance(received, torch.nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module; got {type(received).__name__}; wrap a function in a module")
+        remedy = "wrap a function in a module"
+        if isinstance(received, type) and issubclass(received, torch.nn.Module):
+            remedy = f"make one: {received.__name__}(...)"
+        raise ValueError(f"model must be a torch.nn.Module; got {kind_of(received)}; {remedy}")
 
 
 def differentiable(model: torch.nn.Module) -> None:
@@ -116,6 +119,8 @@ def logits(received: object, images: Tensor, labels: Tensor | None = None) -> Te
         got = tuple(received.shape) if isinstance(received, Tensor) else f"{type(received).__name__}; return the logits alone"
         single = isinstance(received, Tensor) and received.shape[1:] == (1,)
         remedy = "; for a single logit z return torch.cat([0 * z, z], 1)" if single else ""
+        if isinstance(received, Tensor) and received.dim() == 1 and not received.is_floating_point():
+            remedy = "; return the scores themselves, without argmax"
         raise ValueError(
             f"the model must return scores of shape ({len(images)}, classes >= 2), one row per image; got {got}{remedy}"
         )
@@ -126,7 +131,7 @@ def logits(received: object, images: Tensor, labels: Tensor | None = None) -> Te
         if bool((low < 0) | (high >= received.shape[1])):
             raise ValueError(
                 f"labels must be class indices from 0 to {received.shape[1] - 1}, since the model has {received.shape[1]} "
-                f"outputs; got {int(low)} to {int(high)}"
+                f"outputs; got {int(low)} to {int(high)}; count classes from 0, or give the model more outputs"
             )
     return received
 
@@ -145,7 +150,9 @@ def class_labels(received: object, images: Tensor) -> None:
             remedy = "; convert with .long()" if one_each else soft
         else:
             single = received.shape == (len(images), 1)
-            remedy = "; convert with .long()" if one_each else "; remove the dimension with .squeeze(1)" if single else ""
+            several = received.dim() == 2 and len(received) == len(images)
+            remedy = "; convert with .long()" if one_each else "; pick one class of each row, .argmax(1)" if several else ""
+            remedy = "; remove the dimension with .squeeze(1)" if single else remedy
         raise ValueError(f"labels must be {expected} (int64); got {tuple(received.shape)} of {received.dtype}{remedy}")
     if received.device != images.device:
         raise ValueError(f"labels must be on the device of the images, {images.device}; got {received.device}")

@@ -1,6 +1,7 @@
 """The copy that attacks ask computes the same, has no batch norm left, and is given up where it would compute anything else."""
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ class Random(Block):
 
 class NotCopied(Block):
     def __deepcopy__(self, memo):
-        raise RuntimeError("cannot be copied")
+        raise KeyError("cannot be copied")  # whatever a model's own code raises
 
 
 class WithoutGradient(Block):
@@ -192,13 +193,16 @@ def test_where_triton_fails_the_convolutions_stay_torch_s(monkeypatch):
     def fails(layer, images):
         raise ImportError("no C compiler")
 
-    model = with_statistics(ResNet20(3, 10, "relu")).to(DEVICE).requires_grad_(False)
+    model = with_statistics(ResNet20(3, 10)).to(DEVICE).requires_grad_(False)
     sizes = attack_copy_module._fold_batch_norms(model, images(dtype=torch.float32))
+    before = model(images(dtype=torch.float32))
     for forward, kind in ((Convolution2d.forward, Convolution2d), (fails, nn.Conv2d)):
         monkeypatch.setattr(Convolution2d, "forward", forward)
         found = attack_copy_module._with_kernels(model, sizes)
         assert {type(layer) for layer in sizes} == {kind}
-        assert found(images(dtype=torch.float32)).isfinite().all()
+        assert (found is model) == (kind is nn.Conv2d)  # blocks of layers need the kernels
+        with torch.no_grad():
+            assert_matches(found(images(dtype=torch.float32)), before, 1e-2 if DEVICE == "cuda" else 1e-6)
 
 
 def test_a_kernel_that_is_wrong_is_noticed(monkeypatch):
@@ -214,6 +218,31 @@ def test_a_kernel_that_is_wrong_is_noticed(monkeypatch):
     with isolated_model(model, images()) as inner:
         assert attack_copy(inner, images(dtype=torch.float32)) is model
     assert True in answers_of_the_copy
+
+
+def test_a_gradient_kernel_that_is_wrong_is_noticed(monkeypatch):
+    """Also where it is used only with tf32, which the first comparison does without."""
+    model = with_statistics(ResNet20(3, 10)).to(DEVICE)
+    exact, called = [], []
+
+    @contextmanager
+    def noted(like):
+        exact.append(like)
+        yield
+        exact.clear()
+
+    def off(asked, x):
+        outputs = asked(x)
+        if asked is model or exact:
+            return outputs
+        called.append(len(x))
+        return 3 * outputs - 2 * outputs.detach()  # the same scores, with three times their gradient
+
+    monkeypatch.setattr(attack_copy_module, "without_tf32", noted)
+    monkeypatch.setattr(attack_copy_module, "call_model", off)
+    with isolated_model(model, images()) as inner:
+        assert attack_copy(inner, images(dtype=torch.float32)) is model
+    assert called
 
 
 class Liar(nn.Module):

@@ -191,6 +191,41 @@ def test_apgd_beside_its_reference(member, norm, epsilon, seeded):
     assert (ours != theirs).sum() <= 3
 
 
+@pytest.mark.parametrize(
+    ("search", "member"),
+    [
+        (APGD(16 / 255, "linf", iterations=20), "apgd-ce"),
+        (APGD(16 / 255, "linf", "targeted_dlr", 20), "apgd-t"),
+        (FAB(16 / 255, "linf", 10), "fab-t"),
+        (SquareSearch(16 / 255, "linf", 100), "square"),
+    ],
+)
+def test_no_more_images_pass_through_the_model_than_in_the_reference(search, member, seeded):
+    """In batches of few sizes, as on CUDA, some more: rows pad them, and those that have fallen are dropped later."""
+    model, images, labels = case(count=30)
+    passed = []
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            passed.append(len(x))
+            return self.inner(x)
+
+    counting, stands = Counting().eval(), model(images).argmax(1) == labels
+    lengths = {"apgd__n_iter": 20, "apgd_targeted__n_iter": 20, "fab__n_iter": 10, "square__n_queries": 100}
+    reference(counting, images[stands], labels[stands], 16 / 255, "linf", [member], judge=model, **lengths)
+    theirs = sum(passed)
+    for fixed, allowed in ((False, 1.0), (True, 1.2)):
+        everything = StandingImages(counting, images, labels, stands, seeded(0), fixed)
+        targets = likeliest_wrong_classes(model(images), labels, 9) if member.endswith("-t") else None
+        passed.clear()
+        everything.attack(search, targets)
+        assert stands.sum() * search.iterations / 2 < sum(passed) <= allowed * theirs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("norm", "epsilon"), [("linf", 40 / 255), ("l2", 0.8)])
 def test_fab_beside_its_reference(norm, epsilon, seeded):

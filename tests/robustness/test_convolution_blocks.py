@@ -104,6 +104,20 @@ def test_every_convolution_of_a_residual_network_is_joined():
     assert_same(found, model)
 
 
+def test_an_identity_may_be_called_by_name():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution, self.nothing = nn.Conv2d(3, 5, 3), nn.Identity()
+
+        def forward(self, x):
+            return torch.relu(self.convolution(self.nothing(input=x)))
+
+    model = prepared(Named())
+    assert len(blocks(with_blocks(model))) == 1
+    assert_same(with_blocks(model), model)
+
+
 def test_networks_that_cannot_be_traced_stay_as_they_are():
     class Depends(nn.Module):
         def __init__(self):

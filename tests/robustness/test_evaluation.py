@@ -316,6 +316,11 @@ class NotANumber(nn.Module):
         return torch.full((len(x), 10), float("nan")) + 0 * x.sum()
 
 
+class Answers(nn.Module):
+    def forward(self, x):
+        return x.flatten(1).argmax(1)
+
+
 BAD = {
     "nan logits": (lambda p: {"model": NotANumber()}, r"the model's outputs must be finite; got nan \(100 of 100 values\)"),
     "label too large": (lambda p: {"labels": p["labels"] + 9}, "labels must be class indices from 0 to 9.*got .* to 18"),
@@ -323,6 +328,13 @@ BAD = {
     "float labels": (lambda p: {"labels": p["labels"].float()}, r"shape \(10,\), one class index per image \(int64\); got"),
     "int32 labels": (lambda p: {"labels": p["labels"].int()}, r"convert with \.long\(\)"),
     "too few labels": (lambda p: {"labels": p["labels"][:5]}, r"got \(5,\) of torch.int64"),
+    "a class in each row": (
+        lambda p: {"labels": nn.functional.one_hot(p["labels"], 10)},
+        r"got \(10, 10\) of torch.int64; pick one class of each row, \.argmax\(1\)",
+    ),
+    "labels from 1": (lambda p: {"labels": p["labels"] + 1}, "got .* to 10; count classes from 0, or give the model more"),
+    "a class": (lambda p: {"model": nn.Linear}, r"got the class Linear itself; make one: Linear\(\.\.\.\)"),
+    "answers": (lambda p: {"model": Answers()}, r"got \(10,\); return the scores themselves, without argmax"),
     "labels as a list": (lambda p: {"labels": p["labels"].tolist()}, "labels must be an integer tensor.*got list"),
     "another device": (
         lambda p: {"model": copy.deepcopy(p["model"]).to("meta")},

@@ -79,6 +79,8 @@ _, SOME, CLASSES = case(4)
     [
         (SOME, None, "labels must be given with a tensor of images"),
         ([(SOME, CLASSES)], CLASSES, "a loader has its own labels; got a list of batches"),
+        ([(SOME, CLASSES)], "quick", "labels come third, and a loader has its own; got 'quick'; write suite='quick'"),
+        (TensorDataset(SOME, CLASSES), None, r"got TensorDataset; wrap it: DataLoader\(dataset, batch_size=128\)"),
         (None, None, "iterable of batches .* such as a DataLoader; got NoneType"),
         ({"images": SOME}, None, "got dict"),
         ([], None, "at least one batch"),

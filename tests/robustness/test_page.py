@@ -96,6 +96,15 @@ def test_text_is_escaped(report):
     assert "<i>evidence" not in page
 
 
+def test_the_answers_warn_where_the_summary_does(report):
+    three = dataclasses.replace(report.entries[0], error=0.0, low=0.0, high=56.1, images=3)
+    point = dataclasses.replace(report.curve[0], epsilon=8 / 255, error=100 / 3, low=6.1, high=79.2, images=3)
+    few = dataclasses.replace(report, entries=(three,), curve=(point,), classes=2, masking=[])
+    assert [row.bad for answer in pages.answers(few) for row in answer.rows] == [False, False, True]
+    many = dataclasses.replace(few, entries=(dataclasses.replace(three, images=20),))
+    assert [row.bad for answer in pages.answers(many) for row in answer.rows] == [True, True, False]
+
+
 def test_what_was_not_measured_is_left_out(report):
     bare = dataclasses.replace(report, curve=(), translations=(), probes=())
     page = bare.to_html()

@@ -62,9 +62,9 @@ def test_one_source_of_randomness():
 def test_the_report_says_how_long_each_measure_took():
     memory = {}
     first = evaluate(trained(), *case(20), [FGSM(8 / 255)], seed=0, memory=memory)
-    assert first.seconds.keys() == first.errors.keys()
+    assert first.seconds.keys() == {*first.errors, "flips_horizontal", "flips_vertical", "masking"}
     assert min(first.seconds.values()) > 0
     assert "seconds" not in first.to_dict()
     again = evaluate(trained(), *case(20), [FGSM(8 / 255)], seed=0, memory=memory)
     assert again == first
-    assert again.seconds == {}, "what is remembered took no time"
+    assert again.seconds.keys() == {"masking"}, "what is remembered took no time"

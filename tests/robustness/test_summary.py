@@ -60,7 +60,7 @@ def test_learned_nothing_comes_first():
     told = report(clean=176, curve=[(8, 200)]).summary
     assert told == (
         "Learned nothing: 88.0 % of images are misclassified as they are, and guessing among 10 classes gives 90.0 %. If "
-        "this model did better elsewhere, check its normalization and the order of its classes."
+        "this model did better elsewhere, check its weights, its normalization and the order of its classes."
     )
 
 
@@ -76,6 +76,13 @@ def test_signs_of_masking_are_named():
 def test_few_images_say_nothing_about_masking():
     told = report(clean=0, curve=[(8, 5)], images=19).summary
     assert told.endswith("Whether the attacks can be trusted cannot be told from so few images.")
+
+
+def test_of_few_images_the_errors_count_and_not_their_intervals():
+    told = report(clean=0, curve=[(8, 1)], images=3, classes=2).summary
+    assert told.startswith("At 8/255 33.3 % of images are misclassified (0.0 % clean). Whether")
+    assert report(clean=0, curve=[(8, 2)], images=3, classes=2).summary.startswith("Not robust: at 8/255 66.7 %")
+    assert report(clean=2, curve=[(8, 2)], images=3, classes=2).summary.startswith("Learned nothing: 66.7 %")
 
 
 def test_without_attacks_robustness_is_unknown():

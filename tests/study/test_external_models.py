@@ -207,7 +207,10 @@ def test_without_a_file_the_weights_come_from_the_factory(here: Path, factory: s
         (["their_models:missing", "--dataset", "STRIPES"], "expected module:factory"),
         (["timm:resnet18", "--dataset", "STRIPES"], "timm:resnet18 is built without weights"),
         (["their_models:bare", "their_models:bare", "--dataset", "STRIPES", "--weights", "x"], "belongs to one model; got 2"),
-        (["other.safetensors", "--dataset", "STRIPES"], "--dataset belongs to a model of your own"),
+        (["their_models.py:bare", "--dataset", "STRIPES"], "named without .py; write their_models:bare"),
+        ([".", "--dataset", "STRIPES"], "--dataset belongs to a model of your own"),
+        (["nets/theirs.py", "--dataset", "STRIPES"], "write nets.theirs:FACTORY"),
+        (["other.safetensors", "--dataset", "STRIPES"], "evaluate module:factory --weights other.safetensors"),
         (["other.safetensors"], "evaluate module:factory --weights other.safetensors"),
     ],
 )

@@ -25,7 +25,7 @@ def with_blocks(model: nn.Module) -> nn.Module:
         return model
     found = fx.GraphModule(model, traced)
     for node in list(traced.nodes):
-        if node.op == "call_module" and type(found.get_submodule(str(node.target))) is nn.Identity:
+        if node.op == "call_module" and type(found.get_submodule(str(node.target))) is nn.Identity and node.args:
             node.replace_all_uses_with(node.args[0])
             traced.erase_node(node)
     for node in list(traced.nodes):

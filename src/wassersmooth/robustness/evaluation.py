@@ -115,6 +115,8 @@ def _gathered(model: nn.Module, images: object, labels: object, max_images: int 
         _checks.pixels("images", images)
         return images[:max_images], labels[:max_images], images.device
     if isinstance(images, Iterable) and labels is not None and not hasattr(images, "__array__"):
+        if isinstance(labels, str):
+            raise ValueError(f"labels come third, and a loader has its own; got {labels!r}; write suite={labels!r}")
         raise ValueError(
             f"a loader has its own labels; got a {type(images).__name__} of batches, and labels too; leave the labels out, or "
             "pass a tensor (B, C, H, W)"
@@ -185,7 +187,9 @@ class _Evaluation:
             full = perturbations("full", *about)
             known = {name: wrong for name, wrong in table.items() if repr(plan[name]) == repr(full.get(name))}
         checks = MaskingChecks(self.measurement, known, self.limits)
+        began = time.perf_counter()
         findings = findings + checks.run()
+        self.seconds["masking"] = time.perf_counter() - began
         self.progress(total, total, "done")
         probes = tuple(_entry(name, wrong, checks.descriptions[name]) for name, wrong in checks.probes.items())
         std = None if normalization is None else tuple(normalization.std.flatten().tolist())
@@ -257,11 +261,13 @@ class _Evaluation:
         def ask(images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
             return label_changes(self.model, images, axis, reach)
 
-        changes = self._remembered(
-            f"flips_{axis} reach {reach}",
-            self.limits.flips,
-            lambda: self.measurement.collect(f"flips_{axis}", ask, self.limits.flips),
-        )
+        def measure() -> Tensor:
+            began = time.perf_counter()
+            changes = self.measurement.collect(f"flips_{axis}", ask, self.limits.flips)
+            self.seconds[f"flips_{axis}"] = time.perf_counter() - began
+            return changes
+
+        changes = self._remembered(f"flips_{axis} reach {reach}", self.limits.flips, measure)
         return [self._within(axis, changes, r) for r in (*(r for r in SHORTER_REACHES if r < reach), reach)]
 
     def _within(self, axis: str, changes: Tensor, reach: int) -> Flips:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wassersmooth import _checks
+from wassersmooth.robustness.report import TOO_FEW
 from wassersmooth.robustness.summary import CurvePoint, error_of_guessing, headline
 from wassersmooth.robustness.svg import DASHES, INK, MARKERS, MUTED, PALETTE, color, panel, to_svg
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from wassersmooth.robustness.report import Entry, Report
 
 MOST_TICKS = 9
-WORDS_WIDE, WORDS_HIGH = 0.16, 7.0  # of the word at the level of guessing: a share of the width, and percent of error
+WORDS_WIDE, WORDS_HIGH = 0.18, 7.0  # of the word at the level of guessing: a share of the width, and percent of error
 CHARACTER = 0.021  # the width of one in the label of a tick, as a share of the plot's
 NORMS = {"linf": "L-infinity norm", "l2": "L2 norm", "wasserstein": "Wasserstein distance"}
 
@@ -110,15 +111,15 @@ def _heading(entry: Entry) -> str:
 def answers(report: Report) -> tuple[Answer, ...]:
     """The three answers for one model."""
     clean = report.entries[0]
-    guessing = error_of_guessing(report.classes)
+    guessing, few = error_of_guessing(report.classes), report.verdict == TOO_FEW  # as in the summary
     note = f"{clean.low:.1f} to {clean.high:.1f} on {clean.images:,} images"
-    first = AnswerRow(f"{clean.error:.1f} %", note, bad=clean.high >= guessing)
+    first = AnswerRow(f"{clean.error:.1f} %", note, bad=(clean.error if few else clean.high) >= guessing)
     attacked = AnswerRow("unknown", "no attack was run", bad=True)
     question = "Error under attack"
     for point in headline(report.curve)[:1]:
         question = attacked_question(point)
         note = f"{point.low:.1f} to {point.high:.1f} on {point.images:,} images, all attacks up to this size together"
-        attacked = AnswerRow(f"{point.error:.1f} %", note, bad=point.high >= guessing)
+        attacked = AnswerRow(f"{point.error:.1f} %", note, bad=(point.error if few else point.high) >= guessing)
     unasked = attacked.value == "unknown" and not report.masking
     trusted = attacked if unasked else trust(report.verdict)
     return Answer("Clean error", (first,)), Answer(question, (attacked,)), Answer("Can the attacks be trusted?", (trusted,))

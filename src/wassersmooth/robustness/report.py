@@ -67,7 +67,8 @@ class Report:
             measure did not see. # shape of each: (B,) bool
         seen: by name, which images the measure saw. # shape of each: (B,) bool
         images: with ``keep_images=True``, by name, the perturbed images of ``seen``, on the CPU. # shape of each: (n, C, H, W)
-        seconds: by name, how long the measure took; those found in a memory have none.
+        seconds: by name, how long the measure took, ``flips_horizontal``, ``flips_vertical`` and ``masking`` (all checks)
+            included; those found in a memory have none.
     """
 
     suite: str

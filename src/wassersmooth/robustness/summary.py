@@ -115,23 +115,25 @@ def summarize(
     chance = error_of_guessing(classes)
     if told is not None and told.startswith("learned nothing"):
         return f"Learned nothing: it gives one answer for all images, and {error:.1f} % of the answers are wrong."
-    if high >= chance:
+    few = told is not None  # an interval of few images reaches any level
+    if (error if few else high) >= chance:
         return (
             f"Learned nothing: {error:.1f} % of images are misclassified as they are, and guessing among {classes} classes "
-            f"gives {chance:.1f} %. If this model did better elsewhere, check its normalization and the order of its classes."
+            f"gives {chance:.1f} %. If this model did better elsewhere, check its weights, its normalization and the order of "
+            "its classes."
         )
     points = headline(curve)
     trust = _trust(findings, told) if points or findings else ""  # of attacks that were not run there is nothing to say
-    return f"{_attacked(error, chance, points)} {trust}".strip()
+    return f"{_attacked(error, chance, points, few)} {trust}".strip()
 
 
-def _attacked(error: float, chance: float, points: Sequence[CurvePoint]) -> str:
+def _attacked(error: float, chance: float, points: Sequence[CurvePoint], few: bool) -> str:
     if not points:
         return f"{error:.1f} % of images are misclassified as they are; no attack was run, so robustness is unknown."
     first, *rest = points
     said = f"{_at(first)} {first.error:.1f} % of images are misclassified ({error:.1f} % clean)"
     said += "".join(f"; {_at(point)} {point.error:.1f} %" for point in rest)
-    return f"Not robust: {said}." if first.high >= chance else f"{said[0].upper()}{said[1:]}."
+    return f"Not robust: {said}." if (first.error if few else first.high) >= chance else f"{said[0].upper()}{said[1:]}."
 
 
 def _at(point: CurvePoint) -> str:

@@ -262,12 +262,16 @@ class Evaluate(EvaluateRuns):
     def _check_own(self) -> None:
         own = [path for path in self.folders if external_models.is_named(path)]
         given = [name for name in ("dataset", "weights", "image_size", "mean", "std") if getattr(self, name) not in (None, ())]
-        if given and not own and (not self.folders[0].exists() or self.folders[0].suffix == ".py"):
-            module = self.folders[0].with_suffix("")
-            raise StudyError(f"a model of your own is written module:factory; got {self.folders[0]}; write {module}:FACTORY")
+        first = self.folders[0]
+        if given and not own and (not first.exists() or first.suffix == ".py"):
+            module = first.with_suffix("")
+            dotted = module.name if module.is_absolute() else ".".join(module.parts)
+            raise StudyError(f"a model of your own is written module:factory; got {first}; write {dotted}:FACTORY")
         if given and not own:
+            if first.is_file():
+                _require_own(first)
             raise StudyError(
-                f"--{given[0].replace('_', '-')} belongs to a model of your own, module:factory; got {self.folders[0]}, which "
+                f"--{given[0].replace('_', '-')} belongs to a model of your own, module:factory; got {first}, which "
                 "knows its own; leave it out"
             )
         if own and self.dataset is None:
@@ -283,13 +287,17 @@ class Evaluate(EvaluateRuns):
             return [external_models.as_run(str(path), self.weights, images, self.output or Path("runs/own"), console, by)]
         if not path.is_file():
             return runs_in(path, self.trust_code)
-        if not checkpoints.is_own(path):
-            raise StudyError(
-                f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, which is "
-                "none of these; for weights of your own, name their model too: "
-                f"wassersmooth evaluate module:factory --weights {path} --dataset NAME"
-            )
+        _require_own(path)
         return [as_run(path, self.output or Path("runs/published"), self.trust_code)]
+
+
+def _require_own(path: Path) -> None:
+    if not checkpoints.is_own(path):
+        raise StudyError(
+            f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, which is "
+            "none of these; for weights of your own, name their model too: "
+            f"wassersmooth evaluate module:factory --weights {path} --dataset NAME"
+        )
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ def made(path: str, what: str, signature: str, *arguments: object, **named: obje
         signature: of the factory, in errors.
     """
     module_name, _, factory_name = path.partition(":")
+    if module_name.endswith(".py"):
+        remedy = f"write {module_name.removesuffix('.py')}:{factory_name}"
+        raise StudyError(f"{what} {path}: a module is named without .py; {remedy}")
     here = os.getcwd()
     if here not in sys.path:  # unlike `python -m`, an installed command does not search the working directory
         sys.path.append(here)  # last: a file that lies there must not replace an installed module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ ORIGIN = {"hardware", "threads", "python", "torch", "commit", "command"}
         (["attacks", "--images", "0"], "images must be at least 1; got 0"),
         (["attacks", "--device", "tpu"], "device must be auto, cpu, cuda"),
         (["autoattack", "--member-images", "0"], "member_images must be at least 1; got 0"),
+        (["autoattack", "--first-image", "-1"], "first_image must be at least 0; got -1"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -152,6 +154,32 @@ def test_speed_of_autoattack_and_its_page(tmp_path: Path, monkeypatch: pytest.Mo
     assert main(["autoattack", "--seconds", "0", "--more-rows", str(tmp_path / "cpu.json"), *flags.split()], PROGRAM) == 0
     assert f"| none, l2 0.5 | {small['wrong']['clean']} | {small['wrong']['ours']} / 2 |" in page.read_text()
     assert "77.0" not in page.read_text()
+
+
+def test_parts_of_a_row_of_autoattack_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The images from one on are a row of their own; rows that follow one another are added up, and none behind a gap."""
+    seen = []
+
+    def fake(model: nn.Module, part: Part, ball: tuple[float, str], attack: str, batch_size: int) -> Tensor:
+        seen.append(part.images)
+        return torch.ones(len(part), dtype=torch.bool)
+
+    monkeypatch.setattr(autoattack_cost, "reference", fake)
+    monkeypatch.setattr(autoattack_cost, "own", lambda *arguments: torch.ones(len(arguments[1]), dtype=torch.bool))
+    generator = np.random.default_rng(0)
+    np.savez(tmp_path / "few.npz", images=generator.integers(0, 256, (9, 3, 32, 32), np.uint8), labels=np.arange(9))
+    path, page = tmp_path / "rows.json", tmp_path / "page.md"
+    page.write_text("<!-- bench: autoattack_parity -->\n<!-- /bench -->\n")
+    common = f"--parts parity --balls 'l2 0.5' --networks none --dataset {tmp_path / 'few.npz'} --device cpu --output {path}"
+    common += f" --page {page} --models {ROOT / 'results/paper/models'}"
+    for images, first, said in ((4, 0, " | 4 / 4"), (2, 6, " | 4 / 4"), (2, 4, " (in 3 parts) | 8 / 8")):
+        assert main(["autoattack", *shlex.split(common), "--images", f"{images}", "--first-image", f"{first}"], PROGRAM) == 0
+        name, counts = said.split(" | ")
+        assert re.search(rf"\| none, l2 0.5{re.escape(name)} \| \d \| {counts} \|", page.read_text())
+    assert "Wrong of 8 images after" in page.read_text()
+    chosen = torch.cat([seen[0], seen[2], seen[1]])
+    assert len(chosen.unique(dim=0)) == 8
+    assert [row.get("first") for row in json.loads(path.read_text())["rows"]] == [4, 6, None]
 
 
 def test_the_large_network_is_a_resnet_50() -> None:
