@@ -183,7 +183,7 @@ def _apply_kernel(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tenso
     s, u, v = tiles.degrees(v), tiles.cut(u), tiles.cut_centered(v)
     sum_u, sum_v, sum_uv = tiles.sums(u, v, u * v)
     u, v = tiles.core(u), tiles.core(v)
-    return tiles.join((u * (s * v - sum_v) + (sum_u * v - sum_uv)) / 2).to(dtype)
+    return tiles.join(torch.addcmul(sum_u * v - sum_uv, u, s * v - sum_v)).to(dtype) / 2
 
 
 def _quadratic_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
@@ -232,11 +232,11 @@ def _carre_kernel(graph: PixelGraph, weights: Tensor | None, p: Tensor, q: Tenso
     if same:
         sum_p, sum_pp = tiles.sums(p, p * p)
         p = tiles.core(p)
-        return tiles.join(torch.addcmul(sum_pp, p, torch.sub(s * p, sum_p, alpha=2)) / 2).to(dtype)
+        return tiles.join(torch.addcmul(sum_pp, p, torch.sub(s * p, sum_p, alpha=2))).to(dtype) / 2
     q = tiles.cut_centered(q)
     sum_p, sum_q, sum_pq = tiles.sums(p, q, p * q)
     p, q = tiles.core(p), tiles.core(q)
-    return tiles.join((p * (s * q - sum_q) + (sum_pq - q * sum_p)) / 2).to(dtype)
+    return tiles.join(torch.addcmul(sum_pq - q * sum_p, p, s * q - sum_q)).to(dtype) / 2
 
 
 class _Tiling:
@@ -248,7 +248,8 @@ class _Tiling:
     def __init__(self, graph: PixelGraph) -> None:
         self.graph = graph
         self.height, self.width = graph.height, graph.width
-        side = max(32, 8 * graph.radius)
+        # Sums in float64 need no tiles: they lose less than rounding v to float32 does.
+        side = max(32, 8 * graph.radius) if graph.stencil.whole_weights else max(self.height, self.width)
         self.rows, self.columns = -(-self.height // side), -(-self.width // side)  # rounded up
         self.single = self.rows == self.columns == 1
         self.tile_height, self.tile_width = -(-self.height // self.rows), -(-self.width // self.columns)

@@ -42,7 +42,10 @@ class EdgeList:
         return first, second
 
 
-_SMALL_SIDE = 64  # pixels of an image whose band matrices are nearly as full as they are large
+_MANY_WEIGHTS = 5  # from this reach on, band matrices are faster than a pass for every weight
+_BLOCK = 12  # rows of a block of a band matrix: with larger ones most of a product is zeros
+
+_Band = list[tuple[int, int, Tensor]]  # blocks of rows of a band matrix: columns from start to stop, which are not all zero
 
 Relation = tuple[int, int] | EdgeList  # an offset of a grid, with all its edges, or a list of edges
 Offsets = tuple[tuple[int, int], ...]
@@ -134,18 +137,22 @@ class Separable(NeighborSum):
     def __init__(self, row_weights: tuple[float, ...], column_weights: tuple[float, ...]) -> None:
         super().__init__(len(row_weights) - 1, len(column_weights) - 1)
         self.row_weights, self.column_weights = row_weights, column_weights
-        self._bands: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._bands: dict[tuple[int, int], tuple[_Band, _Band]] = {}
 
     def __call__(self, field: Tensor, bordered: bool = False) -> Tensor:
-        """On a CPU, a small image is multiplied by two band matrices, in float64: faster than a pass for every weight."""
-        height, width = field.shape[-2:]
-        if bordered or field.device.type != "cpu" or max(height, width) > _SMALL_SIDE or visibility.tracing():
+        """On a CPU, an image is multiplied by two band matrices, block by block, in float64."""
+        few = min(self.rows, self.columns) < _MANY_WEIGHTS
+        if few or bordered or field.device.type != "cpu" or visibility.tracing():
             return super().__call__(field, bordered)
-        if (height, width) not in self._bands:
+        size = field.shape[-2], field.shape[-1]
+        if size not in self._bands:
             with torch.inference_mode(False), torch.no_grad():
-                self._bands[height, width] = _band(height, self.row_weights), _band(width, self.column_weights)
-        rows, columns = self._bands[height, width]
-        return (rows @ field.double() @ columns).to(field.dtype)
+                self._bands[size] = _band(size[0], self.row_weights), _band(size[1], self.column_weights)
+        rows, columns = self._bands[size]
+        wide = field.double()
+        wide = torch.cat([block @ wide[..., start:stop, :] for start, stop, block in rows], -2)
+        wide = torch.cat([wide[..., start:stop] @ block.mT for start, stop, block in columns], -1)
+        return wide.to(field.dtype)
 
     def along_rows(self, field: Tensor) -> Tensor:
         return _symmetric_sum(field, -2, self.row_weights)
@@ -252,11 +259,14 @@ def _window_sum(padded: Tensor, dim: int, width: int) -> Tensor:
     return total
 
 
-def _band(size: int, weights: tuple[float, ...]) -> Tensor:
+def _band(size: int, weights: tuple[float, ...]) -> _Band:
     """The symmetric matrix of a one-dimensional weighted sum, zero outside the image. # shape: (size, size)"""
-    padded = (*weights, 0.0)
-    rows = [[padded[min(abs(i - j), len(weights))] for j in range(size)] for i in range(size)]
-    return torch.tensor(rows, dtype=torch.float64)
+    reach, positions, blocks = len(weights) - 1, torch.arange(size), []
+    by_distance = torch.tensor([*weights, *[0.0] * _BLOCK], dtype=torch.float64)
+    for rows in positions.split(_BLOCK):
+        start, stop = max(0, int(rows[0]) - reach), min(size, int(rows[-1]) + reach + 1)
+        blocks.append((start, stop, by_distance[(rows[:, None] - positions[start:stop]).abs()]))
+    return blocks
 
 
 def _symmetric_sum(bordered: Tensor, dim: int, weights: tuple[float, ...]) -> Tensor:
