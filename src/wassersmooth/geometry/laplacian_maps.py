@@ -15,8 +15,9 @@ Both expand the differences into neighbor sums (docs/maths.md, section 2),
 
 which costs the same for every radius but loses digits where v is large compared with its differences. Constants are in the
 kernel of A, so the image is cut into tiles of a few radii, each with a halo of one radius, and each tile's own mean is
-subtracted first: exact algebra that keeps float32 at the accuracy of the loop over edges, on small and large images. At radius
-1 a tile would have to be tiny for that; there the loop over the four (or two) relations is as fast, and is used.
+subtracted first: exact algebra that keeps float32 at the accuracy of the loop over edges, on small and large images. Weights
+that are not whole numbers are summed in float64, where an image is one tile. At radius 1 a tile would have to be tiny; there
+the loop over the four (or two) relations is as fast, and is used.
 """
 
 from __future__ import annotations
