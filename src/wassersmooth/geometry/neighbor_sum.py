@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wassersmooth import visibility
+from wassersmooth.geometry.device_cache import DeviceCache
 
 
 class EdgeList:
@@ -29,16 +30,11 @@ class EdgeList:
 
     def __init__(self, pairs: Tensor, nodes: int) -> None:
         self.pairs, self.nodes = pairs, nodes
-        self._ends: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._ends: DeviceCache[tuple[Tensor, ...]] = DeviceCache()
 
     def ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """The first and the second node of every edge, on the device of ``like``, copied there once. # shape: (E,), (E,)"""
-        if like.device in self._ends:
-            return self._ends[like.device]
-        with torch.inference_mode(False), torch.no_grad():
-            first, second = self.pairs.to(like.device).T.contiguous().unbind()
-        if not visibility.tracing() and not visibility.capturing(like):
-            self._ends[like.device] = first, second
+        first, second = self._ends.get(like, lambda: self.pairs.to(like.device).T.contiguous().unbind())
         return first, second
 
 
@@ -173,21 +169,16 @@ class Direct(NeighborSum):
         dy, dx = torch.tensor(offsets, device=weights.device).T
         self.kernel[rows + dy, columns + dx] = weights.detach().double()
         self.kernel[rows - dy, columns - dx] = weights.detach().double()
+        self._kernels: DeviceCache[Tensor] = DeviceCache()
 
     def along_rows(self, field: Tensor) -> Tensor:
         return field
 
     def along_columns(self, field: Tensor) -> Tensor:
         planes = field.double().reshape(-1, 1, *field.shape[-2:])
-        summed = F.conv2d(planes, self._kernel_on(field.device)[None, None])
+        kernel = self._kernels.get(field, lambda: self.kernel.to(field.device))
+        summed = F.conv2d(planes, kernel[None, None])
         return summed.reshape(*field.shape[:-2], *summed.shape[-2:]).to(field.dtype)
-
-    def _kernel_on(self, device: torch.device) -> Tensor:
-        """The kernel on a device, copied there once: while a CUDA graph is captured nothing can be copied from the CPU."""
-        if self.kernel.device != device and not visibility.tracing():
-            with torch.inference_mode(False):
-                self.kernel = self.kernel.to(device)
-        return self.kernel.to(device)
 
 
 class EdgeSum(NeighborSum):
@@ -263,7 +254,7 @@ def _band(size: int, weights: tuple[float, ...]) -> _Band:
     """The symmetric matrix of a one-dimensional weighted sum, zero outside the image. # shape: (size, size)"""
     reach, positions, blocks = len(weights) - 1, torch.arange(size), []
     by_distance = torch.tensor([*weights, *[0.0] * _BLOCK], dtype=torch.float64)
-    for rows in positions.split(_BLOCK):
+    for rows in torch.split(positions, _BLOCK):
         start, stop = max(0, int(rows[0]) - reach), min(size, int(rows[-1]) + reach + 1)
         blocks.append((start, stop, by_distance[(rows[:, None] - positions[start:stop]).abs()]))
     return blocks
