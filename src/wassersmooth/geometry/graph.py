@@ -537,10 +537,10 @@ def _checked_edges(nodes: int, received: object) -> Tensor:
         raise ValueError(f"edges must join nodes from 0 to {nodes - 1}; got {pair}; count from 0, or raise nodes")
     loops = edges[:, 0] == edges[:, 1]
     if bool(loops.any()):
-        node = int(edges[loops][0, 0])
+        node, others = int(edges[loops][0, 0]), int(loops.sum()) - 1
         raise ValueError(
-            f"edges must join two different nodes; got ({node}, {node}) and {int(loops.sum()) - 1} more of its kind; "
-            "drop them with edges[edges[:, 0] != edges[:, 1]]"
+            f"edges must join two different nodes; got ({node}, {node}){f' and {others} more of its kind' if others else ''}; "
+            "drop such with edges[edges[:, 0] != edges[:, 1]]"
         )
     ordered, counts = torch.unique(edges.sort(1).values, dim=0, return_counts=True)
     if len(ordered) < len(edges):
