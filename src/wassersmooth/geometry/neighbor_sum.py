@@ -39,7 +39,7 @@ class EdgeList:
 
 
 _MANY_WEIGHTS = 5  # from this reach on, band matrices are faster than a pass for every weight
-_BLOCK = 12  # rows of a block of a band matrix: with larger ones most of a product is zeros
+_BLOCK = 24  # rows of a block of a band matrix: with larger ones most of a product is zeros
 
 _Band = list[tuple[int, int, Tensor]]  # blocks of rows of a band matrix: columns from start to stop, which are not all zero
 
@@ -146,9 +146,9 @@ class Separable(NeighborSum):
                 self._bands[size] = _band(size[0], self.row_weights), _band(size[1], self.column_weights)
         rows, columns = self._bands[size]
         wide = field.double()
-        wide = torch.cat([block @ wide[..., start:stop, :] for start, stop, block in rows], -2)
-        wide = torch.cat([wide[..., start:stop] @ block.mT for start, stop, block in columns], -1)
-        return wide.to(field.dtype)
+        wide = torch.cat([block @ wide[..., start:stop, :] for start, stop, block in rows], -2).flatten(0, -2)
+        wide = torch.cat([wide[:, start:stop] @ block.mT for start, stop, block in columns], -1)
+        return wide.reshape(field.shape).to(field.dtype)
 
     def along_rows(self, field: Tensor) -> Tensor:
         return _symmetric_sum(field, -2, self.row_weights)
