@@ -232,14 +232,14 @@ class _Tiling:
         self.graph = graph
         self.height, self.width = graph.height, graph.width
         # Sums in float64 need no tiles: they lose less than rounding v to float32 does.
-        side = max(32, 8 * graph.radius) if graph.stencil.whole_weights else max(self.height, self.width)
+        side = max(32, 8 * graph.radius) if graph.stencil.integer_weights else max(self.height, self.width)
         self.rows, self.columns = -(-self.height // side), -(-self.width // side)  # rounded up
         self.single = self.rows == self.columns == 1
         self.tile_height, self.tile_width = -(-self.height // self.rows), -(-self.width // self.columns)
 
     def widen(self, field: Tensor) -> Tensor:
         """Use float64 unless the weights are integers: rounded weights do not sum to the rounded s, and the error remains."""
-        if self.graph.stencil.whole_weights:
+        if self.graph.stencil.integer_weights:
             return field
         _checks.float64_on(field.device, "a graph whose weights are not constant")
         return field.double()

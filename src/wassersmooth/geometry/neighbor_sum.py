@@ -53,11 +53,11 @@ class NeighborSum(ABC):
     Attributes:
         rows, columns: how far a neighbor can be, and so the width of a border.
         center: the weight of the pixel itself.
-        whole_weights: whether every weight is an integer, so that sums of weights are exact in every dtype.
+        integer_weights: whether every weight is an integer, so that sums of weights are exact in every dtype.
     """
 
     center = 0.0
-    whole_weights = False
+    integer_weights = False
 
     def __init__(self, rows: int, columns: int) -> None:
         self.rows, self.columns = rows, columns
@@ -85,7 +85,7 @@ class Box(NeighborSum):
     """
 
     center = 1.0
-    whole_weights = True
+    integer_weights = True
 
     def along_rows(self, field: Tensor) -> Tensor:
         return _window_sum(field, -2, 2 * self.rows + 1)
@@ -103,7 +103,7 @@ class Disk(NeighborSum):
     """
 
     center = 1.0
-    whole_weights = True
+    integer_weights = True
 
     def __init__(self, half_widths: tuple[int, ...], columns: int) -> None:
         super().__init__(len(half_widths) - 1, columns)
