@@ -1,6 +1,6 @@
-"""Fit energies and forces: the forces are minus the gradient of the predicted energy, and their error is trained on.
+"""Fit energies and forces: the predicted forces are minus the gradient of the predicted energy.
 
-The data are made up: particles that repel each other, with the energy sum of exp(-r) over pairs.
+The data are made up: particles that repel each other, with the sum of exp(-r) over all pairs as their energy.
 """
 
 import torch
@@ -17,7 +17,7 @@ def true_energy(positions):
 
 
 class PairPotential(torch.nn.Module):
-    """A sum over pairs of a learned function of their distance. (B, atoms, 3) -> (B,)"""
+    """The sum over all pairs of a learned function of the distance. (B, atoms, 3) -> (B,)"""
 
     def __init__(self):
         super().__init__()

@@ -1,6 +1,6 @@
-"""Train the critic of a GAN with R1: the gradient of its score at real images is penalized.
+"""Train the critic of a GAN with R1, a penalty on the gradient of its score at real images.
 
-Real and fake images go through the critic in one batch; labels are 1 for real and 0 for fake.
+Real and fake images go through the critic in one batch. Labels are 1 for real images and 0 for fake ones.
 """
 
 import torch
@@ -23,7 +23,7 @@ def real_or_fake(outputs, labels):
     return F.softplus((1 - 2 * labels) * outputs[:, 0])
 
 
-def r1(g, images, labels, outputs):  # gamma / 2 = 5, at real images alone
+def r1(g, images, labels, outputs):  # gamma / 2 = 5, at real images only
     return labels * 5 * g.flatten(1).square().sum(1)
 
 
@@ -39,7 +39,7 @@ for step in range(60):
     critic_optimizer.step()
 
     generator_optimizer.zero_grad()
-    F.softplus(-critic(fake)[:, 0]).mean().backward()  # what it adds to the critic's gradients is replaced above
+    F.softplus(-critic(fake)[:, 0]).mean().backward()  # critic_step replaces what this adds to the critic's gradients
     generator_optimizer.step()
     if step % 20 == 19:
         print(f"step {step + 1}: critic {terms.loss:.3f}, R1 {terms.penalty:.3f}")

@@ -1,7 +1,7 @@
 """Train a Hugging Face image classifier with a gradient penalty. Needs transformers.
 
-Outputs with `.logits` need no wrapper. The image processor normalizes: leave that out of it (`do_normalize=False`), and put the
-normalization inside the model.
+Outputs with `.logits` need no wrapper. Switch normalization off in the image processor (`do_normalize=False`) and put it inside
+the model.
 """
 
 import torch

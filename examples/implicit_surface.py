@@ -1,6 +1,6 @@
-"""Fit a signed distance function to points of a circle: zero on them, and a gradient of length 1 everywhere (eikonal).
+"""Fit a signed distance function to points of a circle: zero at the points, a gradient of length 1 everywhere (eikonal loss).
 
-Points on the circle and points anywhere go through the network in one batch; labels are 1 on the circle and 0 elsewhere.
+Points on the circle and random points go through the network in one batch. Labels are 1 on the circle and 0 elsewhere.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Train with a gradient penalty in Lightning. Needs lightning.
 
-Optimization is manual, since there is no backward pass to call: FastGradients fills the gradients of the network. Without it,
-automatic optimization works: return `objective(self.network, *batch).total` from `training_step`.
+FastGradients fills the gradients itself, so there is no backward pass to call and optimization is manual. With an eager
+objective, automatic optimization works: return `objective(self.network, *batch).total` from `training_step`.
 """
 
 import lightning

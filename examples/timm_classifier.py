@@ -1,6 +1,6 @@
 """Fine-tune a timm network with a gradient penalty. Needs timm.
 
-Normalization goes inside the model, so that images stay in [0, 1]; the penalty then means the same for every network.
+Normalization goes inside the model, so images stay in [0, 1] and the penalty means the same for every network.
 """
 
 import timm
@@ -16,6 +16,6 @@ images, labels = torch.rand(8, 3, 64, 64), torch.randint(10, (8,))  # your data,
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 gradients = ws.FastGradients(ws.GradientPenalty(ws.Euclidean(), eta=0.3), model)
 for _ in range(3):
-    terms = gradients(images, labels)  # fills parameter.grad: neither zero_grad nor backward
+    terms = gradients(images, labels)  # fills parameter.grad: no zero_grad, no backward
     optimizer.step()
     print(f"loss {terms.loss:.3f}, penalty {terms.penalty:.4f}")

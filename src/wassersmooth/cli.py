@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import wassersmooth
 from wassersmooth import _checks
 from wassersmooth.study.errors import StudyError, did_you_mean
@@ -39,8 +41,8 @@ PROGRAM = "wassersmooth"
 CLOSED_PIPE = (errno.EINVAL,) if sys.platform == "win32" else ()  # what writing to one is there, beside BrokenPipeError
 LONGEST_WORD = 400  # characters that a message repeats of what it was given
 DESCRIPTION = """\
-Wasserstein smoothness for image classifiers: the paper's study as one command, and an honest measurement of robustness.
-Begin with `wassersmooth reproduce`; `wassersmooth COMMAND --help` is the manual of a command.
+Train image classifiers with gradient penalties, and measure how robust they are. Start with `wassersmooth reproduce`, the
+paper's study as one command; `wassersmooth COMMAND --help` explains a command.
 """
 
 
@@ -93,10 +95,21 @@ def main(arguments: Sequence[str] | None = None, program: Program = WASSERSMOOTH
 def _run(given: list[str], program: Program) -> int:
     try:
         parse(given, program)()
-    except StudyError as error:
-        return _print_error(_without_passwords(str(error), given), error.exit_code, program)
+    except StudyError as error:  # of a database or of the parser, which may repeat the password of a --storage
+        return _print_error(provenance.without_passwords(str(error), given), error.exit_code, program)
     except _checks.MissingExtraError as error:
         return _print_error(str(error), 2, program)
+    except OSError as error:  # pathlib asks about paths that a user gives, which may be too long or closed to this user
+        if not isinstance(error.filename, str):
+            raise
+        remedy = "check the path and its permissions"
+        return _print_error(f"{error.filename} cannot be used ({error.strerror}); {remedy}", 2, program)
+    except (MemoryError, RuntimeError) as error:
+        # On a CPU, torch has no class for it.
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        remedy = "what was finished is saved; give a smaller --batch-size, or free some memory"
+        return _print_error(f"out of memory ({_checks.first_line(error, 120)}); {remedy}", 1, program)
     except KeyboardInterrupt:
         return _print_error("interrupted; what was finished is saved, and the same command continues from there", 130, program)
     return 0
@@ -219,11 +232,6 @@ def _discard_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
-
-
-def _without_passwords(message: str, given: list[str]) -> str:
-    """The message without the password of a --storage, which an error of a database or of the parser may repeat."""
-    return message if MISSING is not None else provenance.without_passwords(message, given)  # then no command has run
 
 
 def _print_error(message: str, code: int, program: Program) -> int:

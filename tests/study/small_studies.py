@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from wassersmooth.study import data
-from wassersmooth.study.config import Data, Machine, Model, RunConfig, Study, Training
+from wassersmooth.study.config import Data, Machine, Model, Study, Training
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
@@ -66,7 +66,3 @@ def train_to_the_end(run: Run, loaded: Dataset) -> None:
     with run.claimed():
         for _ in training(run, loaded, CPU, SILENT):
             pass
-
-
-def with_config(run: Run, config: RunConfig) -> Run:
-    return Run(run.folder, config)

@@ -217,6 +217,12 @@ def test_an_output_that_cannot_be_written_is_reported_before_the_work(
     assert "preparing" not in told.out
 
 
+def test_a_regularizer_that_does_not_fit_the_images_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--regularizers", "deformation:eta=1,smoothness=99", "--output", str(tmp_path / "bench.json")]
+    assert cli.main([*QUICK, "--only", "step", *arguments]) == 2
+    assert "deformation:eta=1,smoothness=99: smoothness must be a finite number" in capsys.readouterr().err
+
+
 def test_a_strength_at_which_the_step_diverges_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--only", "step", "--regularizers", "euclidean:eta=1e17", "--output", str(tmp_path / "bench.json")]
     assert cli.main([*QUICK, *arguments]) != 0

@@ -59,6 +59,9 @@ def test_a_study_is_certified_with_the_noise_of_its_training(trained: Path, caps
     assert "certified-w1" in shown
     anchors = re.findall(r'<(?:section|figure)[^>]* id="([^"]+)"', shown)
     assert len(anchors) == len(set(anchors)), "a link leads to the first of two"
+    figure = shown[shown.index('id="certified-accuracy"') :]
+    legend = figure[figure.index('<ul class="legend">') : figure.index("</ul>")]
+    assert legend.count("<li>") == 2, "the network without certificates has no curve"
     assert ">sigma 0.3<" not in shown  # one smoothing for each run: color and dashes tell them apart
 
 
@@ -197,7 +200,9 @@ def test_damaged_certificates_are_named(name: str, value: object, problem: str, 
         (["STUDY", "--sigma", "0"], "sigma must be positive; got 0"),
         (["STUDY", "--alpha", "0.7"], "alpha must be above 0 and below 0.5; got 0.7"),
         (["STUDY", "--samples", "0"], "samples must be at least 1; got 0"),
-        (["STUDY", "--radius", "-1"], "radius must be at least 0; got -1"),
+        (["STUDY", "--radius", "-1"], "radius must be from 0 to 1000000; got -1"),
+        (["STUDY", "--radius", "1000001"], "radius must be from 0 to 1000000; got 1000001"),
+        (["STUDY", "--sigma", "nan", "0.5"], "sigma must be positive; got nan"),
         (["STUDY/euclidean-noise-eta0.2-seed0", "--mass", "0.1"], "mass belongs to Wasserstein noise"),
     ],
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -79,6 +82,12 @@ def test_help_all_has_every_option(capsys: pytest.CaptureFixture[str], monkeypat
         assert {f"--{field.replace('_', '-')}" for field in flatten(COMMANDS[name]())} <= shown
 
 
+def test_help_needs_no_wide_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "9")
+    for words in (["--help"], ["train", "--help"], ["train", "--help-all"]):
+        assert run(capsys, *words)[0] == 0
+
+
 def summary_of(command: type) -> str:
     return " ".join(str(command.__doc__).partition("\n\n")[0].split())
 
@@ -141,6 +150,8 @@ def test_booleans_that_may_be_left_open() -> None:
         (["train", "--preset", "zebra"], "got 'zebra'; give your own file with --config"),
         (["train", "--epochs", "many"], "Error parsing --epochs"),
         (["train", "--epochs", "0"], "epochs must be at least 1; got 0"),
+        (["train", "--batch-size", "9" * 20], r"batch_size must be below 2\^63; got 9{20}"),
+        (["train", "--milestones", "1", "9" * 20], r"milestones must be below 2\^63; got"),
         (["train", "--threads", "100000"], "threads must be at most 1024, or left out; got 100000"),
         (["bench", "--threads", "0"], "threads must be at least 1, or left out; got 0"),
         (["bench", "--threads", "100000"], "threads must be at most 1024, or left out; got 100000"),
@@ -161,7 +172,7 @@ def test_booleans_that_may_be_left_open() -> None:
         (["train", "--activation", "tanh"], "--activation"),
         (["train", "--seeds"], "seeds must be one or more"),
         (["train", "--config", "nowhere.toml"], r"nowhere\.toml does not exist"),
-        (["train", "--regularizers", "euclidean"], "eta is positive"),
+        (["train", "--regularizers", "euclidean"], "eta must be positive"),
         (["train", "--dataset", "nothing"], "dataset must be one of"),
         (["train", "--device", "tpu"], "device must be auto, cpu, cuda"),
         (["train", "--model", "vgg"], "model must be small, resnet20"),
@@ -176,6 +187,7 @@ def test_booleans_that_may_be_left_open() -> None:
         (["bench", "--training", "nowhere"], "nowhere does not exist; expected a run, a study folder"),
         (["bench", "--model", "vgg"], "model must be small, resnet20"),
         (["sweep", "--etas", "0.1", "0.1"], "each value once"),
+        (["sweep", "--grace", "nan"], "a positive grace; got .* and grace nan"),
         (["sweep", "--etas", "8/255", "strong"], "eta must be a number, such as 0.3 or 8/255; got 'strong' in 'wasserstein"),
         (["sweep", "--etas", "8/0"], "eta must be a number, such as 0.3 or 8/255; got '8/0'"),
         (["sweep", "--regularizers", "none"], "sweep searches --regularizer with a grid .*; got --regularizers none; leave"),
@@ -303,8 +315,8 @@ def test_evaluate_says_where_a_model_of_the_users_own_is_measured(
         path.write_bytes(contents[foreign])
     code, _, err = run(capsys, "evaluate", str(path))
     assert code == 2
-    assert f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, a file of" in err
-    assert "wassersmooth evaluate module:factory --weights" in err
+    assert f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, which" in err
+    assert "none of these; for weights of your own, name their model too: wassersmooth evaluate module:factory --weights" in err
     assert err.count("\n") == 1
 
 
@@ -314,6 +326,17 @@ def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert code == 0
     assert "choose " in out
     assert "note     --milestones 9: never reached in 2 epochs, and the learning rate never falls" in out
+
+
+def test_doctor_goes_on_after_a_regularizer_that_does_not_fit_the_images(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = [*tiny_flags(tmp_path), "--regularizers", "deformation:eta=1,smoothness=99", "euclidean:eta=0.2"]
+    code, out, err = run(capsys, "doctor", *flags)
+    assert code == 2
+    assert "problem  deformation:eta=1,smoothness=99: smoothness must be a finite number" in out
+    assert "\neuclidean:eta=0.2\n" in out
+    assert "the doctor found problems with deformation:eta=1,smoothness=99;" in err
 
 
 def test_doctor_tries_what_would_be_trained(
@@ -360,6 +383,57 @@ def test_an_error_of_the_system_is_not_taken_for_a_full_disk(monkeypatch: pytest
     monkeypatch.setattr(cli, "_run", refuse)
     with pytest.raises(ConnectionRefusedError):
         cli.main(["train"])
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (
+            lambda: torch.empty(2**60),
+            r"out of memory \(.*can't allocate memory.*\); what was finished is saved; give a smaller",
+        ),
+        (lambda: np.empty(2**57), r"out of memory \(Unable to allocate .*\); "),
+        (lambda: raising(torch.OutOfMemoryError("CUDA out of memory.\nTried")), r"out of memory \(CUDA out of memory\.\); "),
+    ],
+)
+def test_a_lack_of_memory_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], said: str
+) -> None:
+    monkeypatch.setattr(cli, "parse", lambda *given: work)
+    code, _, err = run(capsys, "train")
+    assert (code, err.count("\n")) == (1, 1)
+    assert re.search(said, err), err
+
+
+@pytest.mark.parametrize(
+    "words", [["evaluate", "LONG"], ["train", "--output", "LONG"], ["train", "--dataset", "mnist", "--data-dir", "LONG"]]
+)
+def test_a_path_that_the_system_does_not_take_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    code, _, err = run(capsys, *(word.replace("LONG", 400 * "x") for word in words))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cannot be used (File name too long); check the path" in err
+
+
+def test_a_folder_that_is_closed_to_the_user_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = PermissionError(errno.EACCES, "Permission denied", "/closed/data")
+    monkeypatch.setattr(cli, "parse", lambda *given: lambda: raising(closed))
+    code, _, err = run(capsys, "train")
+    assert (code, err) == (
+        2,
+        "wassersmooth: /closed/data cannot be used (Permission denied); check the path and its permissions\n",
+    )
+
+
+def test_another_error_of_torch_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "parse", lambda *given: lambda: raising(RuntimeError("mat1 and mat2 cannot be multiplied")))
+    with pytest.raises(RuntimeError, match="mat1"):
+        cli.main(["train"])
+
+
+def raising(error: Exception) -> object:
+    raise error
 
 
 def test_a_missing_package_is_named_with_its_extra(

@@ -174,7 +174,7 @@ def test_without_a_file_the_weights_come_from_the_factory(here: Path, factory: s
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["their_models:bare"], "is measured on --dataset; got none"),
+        (["their_models:bare"], "needs --dataset; got none"),
         (["their_models:bare", "--dataset", "STRIPES", "--weights", "none.safetensors"], "none.safetensors does not exist"),
         (
             ["their_models:bare", "--dataset", "STRIPES", "--weights", "their_models.py"],

@@ -149,8 +149,10 @@ def test_a_curve_that_does_not_fit_into_memory_is_measured_in_smaller_batches(tm
 
 def test_a_broken_file_is_a_complaint(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"no safetensors at all")
-    with pytest.raises(ValueError, match=r"\w"):
+    with pytest.raises(ValueError, match="deserializing header"):
         figure_data.load(tmp_path / "x")
+    with pytest.raises(FileNotFoundError):
+        figure_data.load(tmp_path / "y")
 
 
 class Mean(torch.nn.Module):
@@ -176,17 +178,6 @@ class SmallMemory(torch.nn.Module):
             raise torch.OutOfMemoryError("too many")
         out: torch.Tensor = self.model(images)
         return out
-
-
-def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    images, labels = digit_like_images(4)
-    with pytest.raises(ValueError, match=r"must be in \[0, 1\]"):
-        figure_data.collect(random_classifier(), 255 * images, labels, tmp_path / "x")
-    with pytest.raises(ValueError, match="curve_images"):
-        figure_data.collect(random_classifier(), images, labels, tmp_path / "x", curve_images=0)
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(FileNotFoundError):
-        figure_data.load(tmp_path / "x")
 
 
 @pytest.mark.parametrize("channels", [1, 3])

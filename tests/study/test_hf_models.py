@@ -117,6 +117,7 @@ def test_mistakes_are_one_line(here: Path, capsys: pytest.CaptureFixture[str], m
         return shown
 
     assert "no such folder; models are not downloaded" in complaint("hf:google/vit", *stripes)
+    assert "no such folder" in complaint("hf:~nobody-of-this-name/vit", *stripes)
     assert "holds no usable image_mean and image_std" in complaint("hf:vit", *stripes)
     (here / "vit" / "preprocessor_config.json").write_text("[" * 100_000)
     assert "holds no usable image_mean and image_std (ValueError: nested too deeply)" in complaint("hf:vit", *stripes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from tests.race import race
 from tests.study.small_studies import CPU, SILENT, stripes, stripes_file, tiny_run, tiny_study, train_to_the_end
 from wassersmooth import cli
 from wassersmooth.robustness.suites import perturbations
-from wassersmooth.study import checkpoints, experiment
+from wassersmooth.study import checkpoints, durable, experiment
 from wassersmooth.study.console import Console
 from wassersmooth.study.error_table import show_errors
 from wassersmooth.study.errors import DivergedError, StudyError
@@ -40,7 +41,9 @@ def measure(run: Run, test_images: int | None = 12) -> dict[str, object]:
 def test_pictures_are_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment.measure([trained(tmp_path)], Console(), "cpu", "quick", 12)
     lines = capsys.readouterr().out.splitlines()
-    assert next(line for line in lines if "pictures" in line).startswith("measuring ")
+    shown = [line.split()[-1] for line in lines if line.startswith("measuring ")]
+    assert shown[-2:] == ["pictures", "done"]
+    assert shown.count("done") == 1
 
 
 @pytest.mark.slow
@@ -338,10 +341,11 @@ def test_the_table_shows_the_strongest_attacks_of_any_suite(tmp_path: Path, caps
     for told, line in (
         (masked["summary"], masked["summary"]),
         (None, "none-seed0: masked: made up"),
+        (f"{'x' * 77} 3.3 % of images", "  3.3 % of images"),
     ):  # None: an earlier version
         (run.folder / "evaluation.json").write_text(json.dumps(masked | {"summary": told}))
         show_errors([run], Console())
-        assert capsys.readouterr().out.splitlines()[-1] == line, "said once"
+        assert capsys.readouterr().out.splitlines()[-1] == line, "said once, and a number stays with its percent sign"
 
 
 def test_the_answer_is_the_same_on_the_screen_and_on_the_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -388,3 +392,17 @@ def test_processes_that_end_at_the_same_time_lose_no_time(tmp_path: Path) -> Non
     with record_time(tmp_path / "nowhere" / "study.json", "training_seconds", print):
         pass
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_disk_that_is_full_costs_the_time_and_not_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, content: object) -> None:
+        raise durable.cannot_write(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    monkeypatch.setattr(durable, "write_json", full)
+    with record_time(tmp_path / "study.json", "evaluation_seconds", print):
+        pass
+    assert "study.json cannot be written (No space left on device)" in capsys.readouterr().out
+    with pytest.raises(StudyError, match="the work"), record_time(tmp_path / "study.json", "evaluation_seconds", print):
+        raise StudyError("the work")

@@ -107,12 +107,24 @@ def test_a_package_that_does_not_fit_the_installed_torch_is_one_line(tmp_path: P
         made("timm:resnet18")
 
 
+def test_a_script_that_ends_the_program_is_not_taken_for_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ends.py").write_text("def net(channels, classes): ...\nraise SystemExit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(StudyError, match="model ends:net: ends ends the program when it is imported; expected module:factory"):
+        made("ends:net")
+
+
 def fails(channels: int, classes: int) -> nn.Module:
     raise KeyError("depth")
 
 
+def leaves(channels: int, classes: int) -> nn.Module:
+    raise SystemExit(0)
+
+
 OWN = {
     "fails": (fails, r"the factory failed \(KeyError: 'depth'\); it is called as factory\(channels=\.\.\., classes=\.\.\.\)"),
+    "leaves": (leaves, r"the factory failed \(SystemExit: 0\)"),
     "width": (lambda width: nn.Linear(1, width), r"the factory failed \(TypeError: .*'channels'"),
     "number": (lambda channels, classes: 3, r"returned int; expected a torch\.nn\.Module"),
     "empty": (lambda channels, classes: nn.Flatten(), "a model without parameters"),

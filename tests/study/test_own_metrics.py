@@ -66,7 +66,7 @@ def test_a_regularizer_with_a_metric_of_your_own(module: str) -> None:
     [
         ("own:eta=0.3", "write own:module:factory,eta=0.3"),
         ("own:my_metrics,eta=0.3", "write own:module:factory,eta=0.3"),
-        ("own:my_metrics:blurred", "eta is positive"),
+        ("own:my_metrics:blurred", "eta must be positive"),
         ("own:my_metrics:blurred,eta=1,radius=2", "leave them out"),
         ("euclidean:my_metrics:blurred,eta=1", "KIND:eta=NUMBER"),
     ],

@@ -53,7 +53,7 @@ def test_coherent_motion(kind: str) -> None:
     assert metric == Deformations(4, 5, 2.0, motion, 0.1)  # type: ignore[arg-type]
     terms = point.objective((4, 5), "double_backward")(torch.nn.Flatten(), torch.rand(2, 1, 4, 5), torch.tensor([0, 1]))
     assert torch.isfinite(terms.total)
-    with pytest.raises(StudyError, match=r"smoothness is positive for .*leave it out"):
+    with pytest.raises(StudyError, match=r"smoothness must be positive for .*leave it out"):
         Regularizer.parse("euclidean:eta=1,smoothness=2")
     with pytest.raises(StudyError, match=r"radius and mass belong to .*leave them out"):
         Regularizer.parse(f"{kind}:eta=1,radius=2")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,15 @@ def test_nothing_but_broken_runs_is_still_a_report(tmp_path: Path) -> None:
     assert "No run of this study could be read." in Outline(write_report(tmp_path / "s").read_text()).words
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has names of files that are not text")
+def test_a_folder_whose_name_is_not_text(tmp_path: Path) -> None:
+    study = tmp_path / os.fsdecode(b"a\xffb")
+    (study / "run").mkdir(parents=True)
+    (study / "run" / "config.json").write_text("not json")
+    assert "<h1>a?b</h1>" in write_report(study).read_text(encoding="utf-8")
+    assert (study / "tables.md").read_text(encoding="utf-8").startswith("# a?b")
+
+
 def test_an_empty_study_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     with pytest.raises(ValueError, match="holds no run folder"):
@@ -362,6 +372,10 @@ def test_answers_are_the_numbers_of_the_groups(tmp_path: Path) -> None:
     first, attacked, trusted = (answer.rows[0] for answer in answers(read_study(folder)))
     assert (first.value, attacked.value, attacked.note) == ("7.3 %", "91.2 %", "88.1 to 94.2")
     assert (trusted.value, trusted.bad, trusted.note) == ("no", True, "signs of gradient masking: gradients vanish")
+    assert (first.bad, attacked.bad) == (False, True), "guessing among ten classes is wrong on 90 % of the images"
+    record["errors"]["clean"], record["intervals"]["clean"] = 89.0, [88.0, 90.0]
+    path.write_text(json.dumps(record))
+    assert [row.bad for row in answers(read_study(folder))[0].rows] == [True, False, False]
 
 
 def test_an_evaluation_of_an_earlier_version_still_has_answers(tmp_path: Path) -> None:

@@ -286,6 +286,9 @@ def test_the_summary_counts_masked_runs(tmp_path: Path) -> None:
         path.write_text(json.dumps(json.loads(path.read_text()) | {"verdict": LEARNED_NOTHING}))
     expected = "The checks found no sign of gradient masking in 2 of 3 evaluated runs; of the others they say nothing."
     assert expected in summary(read_study(folder))[1]
+    for path in folder.glob("*/evaluation.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"verdict": LEARNED_NOTHING}))
+    assert "The checks for gradient masking say nothing about 3 evaluated runs." in summary(read_study(folder))[1]
 
 
 def test_markdown_and_latex_have_the_same_numbers_in_columns_of_equal_length(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from wassersmooth.study import data, presets
 from wassersmooth.study.config import Study
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
-from wassersmooth.study.errors import StudyError
+from wassersmooth.study.errors import RunStoppedError, StudyError
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import Run, runs_in
 from wassersmooth.study.search import heatmap, sweep
@@ -382,6 +383,17 @@ def test_a_storage_that_is_gone_does_not_hide_why_a_worker_stopped(tmp_path: Pat
     monkeypatch.setattr(trial, "suggest_float", gone)
     with pytest.raises(StudyError, match=r"--storage .* cannot be used \(server closed the connection\)"):
         grid.point_of(trial)
+
+
+def test_a_full_disk_is_no_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = shared(tmp_path)
+
+    def full(*given: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(grid.study, "ask", full)
+    with pytest.raises(RunStoppedError, match=r"journal.* cannot be written \(No space left on device\)"):
+        grid.next_trial(SILENT)
 
 
 def test_one_heartbeat_that_fails_does_not_end_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from wassersmooth import _checks
 from wassersmooth.learning.compiled.fast_gradients import FastGradients
 from wassersmooth.learning.gradient_gap import DifferentGradientsError
-from wassersmooth.learning.objective import Objective, Terms
+from wassersmooth.learning.objective import Objective
 from wassersmooth.model_state import RandomState
 from wassersmooth.study.config import Machine
 
@@ -70,28 +71,19 @@ def describe(machine: Machine, device: torch.device) -> str:
     return f"fast steps: traced, {' and '.join(methods)}, {machine.precision}; the first step takes {first}"
 
 
+@dataclass
 class EagerStep:
     """Evaluate the objective, run the backward pass, update the parameters."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        noise: torch.Generator,
-        autocast: AbstractContextManager[object],
-    ) -> None:
-        self.model, self.objective, self.optimizer, self.noise, self.autocast = model, objective, optimizer, noise, autocast
+    model: nn.Module
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    noise: torch.Generator
+    autocast: AbstractContextManager[object]
 
     def __call__(self, images: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        return self.step_with(lambda x, y: self.objective(self.model, x, y, generator=self.noise), images, labels, weight)
-
-    def step_with(
-        self, objective: Callable[[Tensor, Tensor], Terms], images: Tensor, labels: Tensor, weight: float
-    ) -> tuple[Tensor, Tensor]:
-        """The same step with another function that computes the terms."""
         with self.autocast:
-            terms = objective(images, labels)
+            terms = self.objective(self.model, images, labels, generator=self.noise)
         self.optimizer.zero_grad(set_to_none=True)
         (terms.total if weight == 1 else weight * terms.total).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()

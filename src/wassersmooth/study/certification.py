@@ -6,7 +6,6 @@ A killed certification continues: each image is a line of ``certified.jsonl``, b
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -26,9 +25,10 @@ from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.distributed import choose_device
 from wassersmooth.study.errors import RunStoppedError, StudyError
-from wassersmooth.study.regularizers import KINDS, Regularizer
+from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import CERTIFICATES, CERTIFIED, Run
 from wassersmooth.study.stored_json import one_line, parse
+from wassersmooth.study.tables import escape_value
 
 IMAGES = 500  # at most, of the test set, by content, where no number is asked for
 ROWS = {"cpu": 25, "cuda": 250}  # images that are certified between two writes
@@ -66,7 +66,6 @@ def noise_of(point: Regularizer) -> tuple[float, int, float] | None:
     """Sigma, radius and mass of the noise that a run was trained with; None where it is none that can be certified."""
     if point.kind not in ("euclidean-noise", "reference-noise"):
         return None
-    assert point.kind in KINDS
     return point.eta, point.radius, point.mass
 
 
@@ -115,10 +114,9 @@ def _certify_run(
     batch_size: int,
     precision: str,
 ) -> None:
-    weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
-    pixels = hashlib.sha256(part.images.cpu().numpy().tobytes()).hexdigest()
     device = part.images.device
-    subject = {"model_sha256": weights, "test_sha256": pixels, "precision": precision}
+    subject = {"model_sha256": provenance.file_sha256(run.folder / "model.safetensors")}
+    subject |= {"test_sha256": provenance.tensor_sha256(part.images), "precision": precision}
     found, drawn, group = [], [], ROWS.get(device.type, ROWS["cuda"])
     for smoothing in smoothings:
         named = subject | dataclasses.asdict(smoothing)
@@ -140,10 +138,10 @@ def _certify_run(
         accuracy = whole.accuracy(part.labels, 0.0).percent
         console.line(f"{run.name}, sigma {smoothing.sigma:g}: {_median_line(whole, part.labels)}, accuracy {accuracy:.1f} %")
     record = {**subject, "images": len(part), "smoothings": found, "certified": provenance.origin(device)}
-    page = [f"# Certificates of {run.name}", "", LIMITS, *(one.to_markdown(part.labels) for one in drawn)]
+    page = [f"# Certificates of {escape_value(run.name)}", "", LIMITS, *(one.to_markdown(part.labels) for one in drawn)]
     page.append("![Certified accuracy against the radius.](certificates.png)\n")
     durable.write(run.folder / "certificates.png", _curves(drawn, part.labels))
-    durable.write(run.folder / "certificates.md", "\n".join(page).encode())
+    durable.write_text(run.folder / "certificates.md", "\n".join(page))
     durable.write_json(run.folder / CERTIFICATES, record)  # last: this file marks the certification as complete
     console.line(f"page: {run.folder / 'certificates.md'}")
 

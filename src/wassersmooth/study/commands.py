@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
@@ -29,7 +30,7 @@ from wassersmooth.study.console import Console
 from wassersmooth.study.distributed import world
 from wassersmooth.study.errors import DivergedError, StudyError, did_you_mean
 from wassersmooth.study.published_models import as_run
-from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.regularizers import LARGEST_RADIUS, Regularizer
 from wassersmooth.study.report.writing import write_report
 from wassersmooth.study.runs import EVALUATIONS, Run, runs_in
 from wassersmooth.study.search.sweep import Grid, sweep
@@ -50,14 +51,14 @@ class StudyCommand(Study):
     )
 
     preset: str = "digits"
-    """The values that no flag changes: digits, mnist, cifar10-quick, cifar10-paper or cifar10-sweep."""
+    """The settings to start from, which flags override: digits, mnist, cifar10-quick, cifar10-paper or cifar10-sweep."""
     config: Path | None = None
-    """A TOML file with further values; its keys are the names of the flags. It overrides the preset, and flags override it."""
+    """A TOML file with settings; its keys are the names of the flags. It overrides the preset, and flags override it."""
     output: Path | None = None
-    """The study's folder. Without it: runs/PRESET; runs/NAME for a configuration NAME.toml, or for another --dataset NAME."""
+    """The study's folder. By default runs/PRESET, or runs/NAME for a configuration NAME.toml or another --dataset NAME."""
     trust_code: bool = False
-    """Runs the code of a model or a metric module:factory that --config names; one that is typed as --model or in
-    --regularizers runs without it."""
+    """Run the code of a model or a metric module:factory that --config names. One that you type as --model or in
+    --regularizers runs without this flag."""
 
     @property
     def name(self) -> str:
@@ -103,8 +104,8 @@ class Reproduce(StudyCommand):
 
     wassersmooth reproduce --preset cifar10-paper: the paper's own recipe, 200 epochs, three seeds.
 
-    Nothing is lost when it is killed: the same command continues from the last checkpoints, and skips what is finished. If one
-    run diverges, the others are still measured. The report is FOLDER/report.html; tables.md and tables.tex lie beside it.
+    You can kill it at any time: the same command continues from the last checkpoints and skips what is finished. If one run
+    diverges, the others are still measured. The report is FOLDER/report.html, with tables.md and tables.tex next to it.
     """
 
     common: ClassVar[tuple[str, ...]] = (
@@ -139,14 +140,14 @@ class Reproduce(StudyCommand):
 
 @dataclass(frozen=True)
 class Train(StudyCommand):
-    """Train every regularizer with every seed, one folder for each run, and nothing else.
+    """Train every regularizer with every seed, one folder per run, without evaluating.
 
     wassersmooth train --preset cifar10-quick --regularizers wasserstein:eta=0.3,radius=4 --seeds 0 1 2
 
     torchrun --nproc-per-node 4 -m wassersmooth train --preset cifar10-paper
 
-    A killed run continues from its last checkpoint when the same command is given again; on a CPU the weights are then the
-    same to the last bit. A changed configuration is refused; choose another --output for it.
+    After a kill, the same command continues from the last checkpoint; on a CPU the weights are then the same to the last bit.
+    A changed configuration is refused; choose another --output for it.
     """
 
     def __call__(self) -> None:
@@ -161,26 +162,26 @@ class EvaluateRuns:
     folders: Folders
     """Run folders, study folders, published models (files), or models of your own (module:factory, timm:NAME, hf:FOLDER)."""
     test_images: int | None = None
-    """How many images to measure on, chosen by content; without it, as the run was configured."""
+    """How many images to measure on, chosen by content; by default as the run was configured."""
     data_dir: Path | None = None
-    """Where the data set is now, if not where it was when the run was trained."""
+    """Where the data set is now, if it has moved since training."""
     autoattack_images: int | None = None
-    """AutoAttack, which is slow, uses at most that many of them; without it, as the run was configured (1000)."""
+    """At most this many of them for AutoAttack, which is slow; by default as the run was configured (1000)."""
     pictures: bool = True
-    """Whether to collect the pictures of the report too."""
+    """Also collect the pictures for the report."""
     split: Literal["test", "validation"] = "test"
-    """Which images: test, or validation, those that training held out, to choose by; their results go to validation.json."""
+    """Which images to use: test, or validation (held out in training, to choose by); its results go to validation.json."""
     device: str = "auto"
-    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    """auto (CUDA if available), cpu, cuda, cuda:1."""
     remeasure: bool = False
-    """Measures unverified rows again: an earlier version stored them without a hash of the labels."""
+    """Measure unverified rows again: those that an earlier version stored without a hash of the labels."""
     trust_code: bool = False
-    """Runs the code of a model module:factory that a run folder or a published model names; without it such a run is refused.
-    A model that is typed here runs without it."""
+    """Run the code of a model module:factory that a run folder or a published model names; by default such a run is refused.
+    A model that you type here runs without this flag."""
 
     def __call__(self) -> None:
         if not self.folders:
-            raise StudyError("evaluate needs the folder of a run or of a study; got none; for instance runs/digits")
+            raise StudyError("evaluate needs the folder of a run or of a study; got none; give one, such as runs/digits")
         suite = self.checked_suite()
         for name in ("test_images", "autoattack_images"):
             if (number := getattr(self, name)) is not None and number < 1:
@@ -204,32 +205,32 @@ class EvaluateRuns:
 
 @dataclass(frozen=True)
 class Evaluate(EvaluateRuns):
-    """Measure trained runs on test images: attacks in pixel and normalized units, translations, signs of masking.
+    """Measure trained networks on test images: attacks in pixel and normalized units, translations, signs of masking.
 
     wassersmooth evaluate runs/digits: all runs of a study.
 
     wassersmooth evaluate runs/digits/none-seed0 --suite full: one run, with AutoAttack and corruptions.
 
     wassersmooth evaluate my_models:net --weights net.pt --dataset cifar10 --mean 0.49 0.48 0.45 --std 0.25 0.24 0.26: a model
-    of your own, called as net(channels=..., classes=...); in a run folder made for it.
+    of your own, called as net(channels=..., classes=...); makes a run folder for it.
 
-    wassersmooth evaluate results/paper/models/none.safetensors: a published network, in a run folder made for it.
+    wassersmooth evaluate results/paper/models/none.safetensors: a published network; makes a run folder for it.
 
-    wassersmooth evaluate runs/digits --split validation: on held-out training images, to choose by; in validation.json.
+    wassersmooth evaluate runs/digits --split validation: on held-out training images, to choose by; writes validation.json.
 
     wassersmooth evaluate timm:resnet18 --weights best.safetensors --dataset photos --image-size 224: a network of timm.
 
     wassersmooth evaluate hf:FOLDER --dataset photos --image-size 224: a local folder that save_pretrained wrote.
 
     The normalization of your own model is the wassersmooth.Normalized inside it, else --mean and --std, else what comes with a
-    timm network or a Hugging Face folder; without any it gets images in [0, 1], and one line says so.
+    timm network or a Hugging Face folder. Without any of these the model gets images in [0, 1], and a line says so.
 
-    Writes evaluation.json, a page (report.html, report.md) and exhibits.safetensors into each run's folder. What was measured
-    before is not measured again, row by row: a killed evaluation continues, and another suite measures only what it adds.
-    evaluation.json holds the last suite alone: where an earlier one held more, one line says so, and how to get it back. Start
-    the same command several times at once and the processes share the runs: one small network leaves most of a GPU idle.
+    Writes evaluation.json, a page (report.html, report.md) and exhibits.safetensors into each run's folder. A row that was
+    measured before is not measured again: a killed evaluation continues, and another suite measures only what it adds. A row
+    belongs to the network, the images and their labels; if one of these has changed, the row is measured again.
 
-    Rows belong to the network, the images and their labels: where one of these has changed, they are measured again.
+    evaluation.json holds the last suite only; if an earlier one held more, a line says so and how to get it back. Start the
+    same command several times at once and the processes share the runs, since one small network leaves most of a GPU idle.
     """
 
     common: ClassVar[tuple[str, ...]] = (
@@ -237,19 +238,19 @@ class Evaluate(EvaluateRuns):
     )
 
     suite: Suite = None
-    """quick, paper, standard, full; without it, what the run was configured with, and standard for a model of your own."""
+    """quick, paper, standard, full; by default as the run was configured, or standard for a model of your own."""
     dataset: str | None = None
-    """The data set whose test images a model of your own is measured on: cifar10, a folder of images, or any other of train."""
+    """For a model of your own: the data set whose test images to use, cifar10, a folder of images, or any other of train."""
     weights: Path | None = None
-    """The state dict of a model of your own, as safetensors or by torch.save; without it, those that its factory sets."""
+    """For a model of your own: its state dict, as safetensors or by torch.save; by default what its factory sets."""
     mean: tuple[float, ...] = ()
-    """For each channel, what is subtracted from images in [0, 1] before the network of your own gets them."""
+    """For a model of your own: the mean of each channel, subtracted from images in [0, 1]."""
     std: tuple[float, ...] = ()
-    """For each channel, what the result is divided by."""
+    """For a model of your own: the standard deviation of each channel, by which the result is divided."""
     image_size: int | None = None
-    """The side in pixels that the images of a folder are scaled and cropped to, for a model of your own."""
+    """For a model of your own: the side in pixels to which the images of a folder are scaled and cropped."""
     output: Path | None = None
-    """Where run folders are made for published models (without it, runs/published) and for your own (runs/own)."""
+    """Where to make run folders for published models (by default runs/published) and for your own (runs/own)."""
 
     def checked_suite(self) -> SuiteName | None:
         if self.suite is not None and self.suite not in SUITES:
@@ -270,9 +271,9 @@ class Evaluate(EvaluateRuns):
                 "knows its own; leave it out"
             )
         if own and self.dataset is None:
-            raise StudyError(f"{own[0]}, a model of your own, is measured on --dataset; got none; for instance cifar10")
+            raise StudyError(f"{own[0]}, a model of your own, needs --dataset; got none; give one, such as cifar10")
         if len(own) > 1 and self.weights is not None:
-            raise StudyError(f"--weights {self.weights} belongs to one model; got {len(own)}; give them one after the other")
+            raise StudyError(f"--weights {self.weights} belongs to one model; got {len(own)} models; evaluate them one by one")
 
     def runs_at(self, path: Path, console: Console) -> list[Run]:
         if external_models.is_named(path):
@@ -284,8 +285,8 @@ class Evaluate(EvaluateRuns):
             return runs_in(path, self.trust_code)
         if not checkpoints.is_own(path):
             raise StudyError(
-                f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, a file of "
-                "something else; weights of your own go with their model: "
+                f"evaluate takes run folders, study folders, and models that train or publish wrote; got {path}, which is "
+                "none of these; for weights of your own, name their model too: "
                 f"wassersmooth evaluate module:factory --weights {path} --dataset NAME"
             )
         return [as_run(path, self.output or Path("runs/published"), self.trust_code)]
@@ -293,7 +294,7 @@ class Evaluate(EvaluateRuns):
 
 @dataclass(frozen=True)
 class Certify:
-    """Certify trained runs: radii within which the vote of the network over noise cannot change, on test images.
+    """Certify trained networks on test images: radii within which the vote of the network over noise cannot change.
 
     wassersmooth certify runs/digits: every run of a study that was trained with noise that can be certified.
 
@@ -301,13 +302,13 @@ class Certify:
 
     wassersmooth certify runs/digits/none-seed0 --sigma 0.12 --radius 0: any run, with white noise; radii will be small.
 
-    Train for it with --regularizers euclidean-noise:eta=0.25 or reference-noise:eta=0.5,radius=1: noise of covariance L(1), the
-    same for every image. Without flags the noise is that of training: sigma is its eta. A certificate is for the vote over
-    noise, not for the network itself, and holds with probability 1 - alpha for each image. Each image costs samples + select
-    forward passes; radii grow with samples, up to sigma * 3.2 for 10,000.
+    Train for certificates with --regularizers euclidean-noise:eta=0.25, or with reference-noise:eta=0.5,radius=1, which has
+    covariance L(1), the same for every image. By default the noise is that of training, with its eta as sigma. A certificate
+    is for the vote over noise, not for the network itself, and holds with probability 1 - alpha for each image. Each image
+    costs samples + select forward passes; radii grow with samples, up to sigma * 3.2 for 10,000.
 
     Writes certificates.json, certificates.md and certificates.png into each run's folder; the report of the study shows the
-    curve. Nothing is lost when it is killed: the same command continues with the next images.
+    curve. You can kill it at any time: the same command continues with the next images.
     """
 
     common: ClassVar[tuple[str, ...]] = (
@@ -315,41 +316,44 @@ class Certify:
     )
 
     folders: Folders
-    """Run folders or study folders. Of a study, runs without such noise are left out, unless --sigma is given."""
+    """Run folders or study folders. Of a study, runs trained without such noise are left out, unless --sigma is given."""
     sigma: tuple[float, ...] = ()
-    """Sizes of the noise; without it, the eta of the run's training noise."""
+    """Sizes of the noise; by default the eta of the run's training noise."""
     radius: int | None = None
-    """The radius of the graph of Wasserstein noise, 0 for white noise; without it, as the run was trained."""
+    """The radius of the graph of Wasserstein noise, 0 for white noise; by default as the run was trained."""
     mass: float | None = None
-    """The mass term of Wasserstein noise, which then covers perturbations that change the mass; without it, as trained."""
+    """The mass term of Wasserstein noise, so that it covers perturbations that change the mass; by default as trained."""
     samples: int = 10_000
     """Draws for the bound on the probability of the class."""
     select: int = 100
-    """Further draws, which select the class."""
+    """Further draws, to select the class."""
     alpha: float = 0.001
     """The probability, for each image, that its certificate is wrong."""
     test_images: int | None = None
-    """That many test images, chosen by content; without it 500, or all where there are fewer."""
+    """How many test images to certify, chosen by content; by default 500, or all if there are fewer."""
     batch_size: int = 1000
-    """Noisy images at a time, which bounds the memory."""
+    """Noisy images per batch, which bounds the memory."""
     precision: Literal["float32", "tf32"] = "float32"
     """The precision of the network on CUDA; the noise is always float32."""
     data_dir: Path | None = None
-    """Where the data set is now, if not where it was when the run was trained."""
+    """Where the data set is now, if it has moved since training."""
     device: str = "auto"
-    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    """auto (CUDA if available), cpu, cuda, cuda:1."""
     trust_code: bool = False
-    """Runs the code of a model module:factory that a run folder names; without it such a run is refused."""
+    """Run the code of a model module:factory that a run folder names; by default such a run is refused."""
 
     def __call__(self) -> None:
         if not self.folders:
-            raise StudyError("certify needs the folder of a run or of a study; got none; for instance runs/digits")
+            raise StudyError("certify needs the folder of a run or of a study; got none; give one, such as runs/digits")
         for name in ("samples", "select", "test_images", "batch_size"):
             if (number := getattr(self, name)) is not None and number < 1:
                 raise StudyError(f"{name} must be at least 1; got {number}")
-        for name, values in (("sigma", self.sigma), ("radius", (self.radius or 0,)), ("mass", (self.mass or 0.0,))):
-            if any(not 0 <= value < float("inf") or (name == "sigma" and value == 0) for value in values):
-                raise StudyError(f"{name} must be {'positive' if name == 'sigma' else 'at least 0'}; got {values[-1]:g}")
+        if wrong := [sigma for sigma in self.sigma if not 0 < sigma < math.inf]:
+            raise StudyError(f"sigma must be positive; got {wrong[0]:g}")
+        if not 0 <= (self.radius or 0) <= LARGEST_RADIUS:
+            raise StudyError(f"radius must be from 0 to {LARGEST_RADIUS}; got {self.radius}")
+        if not 0 <= (self.mass or 0) < math.inf:
+            raise StudyError(f"mass must be at least 0; got {self.mass:g}")
         if not 0 < self.alpha < 0.5:
             raise StudyError(f"alpha must be above 0 and below 0.5; got {self.alpha:g}")
         figures.require_package("the plot of certified accuracy")
@@ -391,17 +395,19 @@ class Certify:
 
 @dataclass(frozen=True)
 class Sweep(StudyCommand):
-    """Search eta, radius and mass on the validation split, as the paper does, with as many workers as there are.
+    """Search eta, radius and mass on the validation split, as the paper does, with any number of workers.
 
     wassersmooth sweep --preset cifar10-quick --etas 0.1 0.3 1 --radii 2 4 8
 
-    wassersmooth sweep --preset cifar10-quick --storage shared/sweep.journal: the same on every machine.
+    wassersmooth sweep --preset cifar10-quick --storage shared/sweep.journal: run the same command on every
+    machine.
 
-    A point is never computed twice; a dead worker's point is computed by another; the same command continues where it stopped.
-    The choice: the lowest robust error (I-FGSM-20, 8/255, pixel units) among the points whose clean error is at most one
-    point above the best; a network that gives all images one label is never chosen. Test images are never used. Writes
+    Chooses the point with the lowest robust error (I-FGSM-20, 8/255, pixel units) among those whose clean error is at most one
+    point above the best. A network that gives all images one label is never chosen, and test images are never used. Writes
     sweep.json and heatmap-KIND.png into the study's folder.
-    The search is over --regularizer with the grid; --regularizers is refused, and that of a preset is ignored.
+
+    No point is computed twice, another worker computes a dead worker's point, and the same command continues after a kill. The
+    kind to search is --regularizer; --regularizers is refused, and that of a preset is ignored.
     """
 
     common: ClassVar[tuple[str, ...]] = (

@@ -16,11 +16,12 @@ from typing import Any, Literal, TypeVar
 
 from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, SuiteName
 from wassersmooth.study.errors import StudyError, did_you_mean
-from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.regularizers import LARGEST_RADIUS, Regularizer
 from wassersmooth.study.stored_json import number, object_with, shown, text, whole
 from wassersmooth.study.tables import counted
 
 LARGEST_IMAGE = 10_000  # pixels on a side
+LARGEST_INTEGER = 2**63  # what torch and a stored configuration take is below
 MOST_THREADS = 1024  # the system would refuse more, in the middle of the work
 
 
@@ -32,22 +33,23 @@ class Data:
     """digits, mnist, fashion-mnist, cifar10, cifar100, a folder of images (train/CLASS/*.png), or a file.npz. Files of
     mnist to cifar100 are compared with the published ones; unofficial-cifar10 and so on are other files in that layout."""
     data_dir: Path | None = None
-    """Where the files of the data set are. Without it: ./data, then the user's cache, then a download into the cache. A folder
-    of images or a .npz that is not at its path is looked for there too."""
+    """The folder with the files of the data set. By default: ./data, then the user's cache, then a download into the cache. A
+    folder of images or a .npz that is not at its path is also searched for there."""
     download: bool = True
-    """Whether missing files may be downloaded; the official hash is checked."""
+    """Download missing files and check their official hash."""
     validation: float = 0.1
-    """The fraction of the training images that is held out for early stopping and for choosing eta."""
+    """The fraction of the training images to hold out for early stopping and for choosing eta."""
     train_images: int | None = None
-    """How many of the training images to train on; without it all."""
+    """How many of the training images to train on; by default all."""
     split_seed: int = 0
     """Seed of the validation split and the subsets; the same for all runs of a study."""
     augment: bool = False
     """Random crops (4 pixels of zero padding) and horizontal flips. The paper uses none."""
     elastic: float = 0.0
-    """Random elastic deformations of the training images, smooth over 4 pixels: the root mean square displacement in pixels."""
+    """Random elastic deformations of the training images, smooth over 4 pixels; the value is their root mean square
+    displacement in pixels."""
     image_size: int | None = None
-    """Side in pixels to which the images of a folder are scaled and cropped; without it all must have the same size."""
+    """Side in pixels to which the images of a folder are scaled and cropped; by default all must have the same size."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,10 @@ class Model:
     model: str = "small"
     """small, resnet20, resnet18, timm:NAME, or module:factory, called as factory(channels=..., classes=...)."""
     activation: Literal["softplus", "relu", "gelu", "silu"] = "softplus"
-    """The activation of small, resnet20 and resnet18. Penalties differentiate twice, which suits smooth activations."""
+    """The activation of small, resnet20 and resnet18. Penalties need second derivatives, so smooth activations work best."""
     normalize: bool = True
-    """Normalize images inside the model, by mean and standard deviation of the training images. Without it, the network takes
-    images in [0, 1] as they are."""
+    """Normalize images inside the model, by the mean and standard deviation of the training images. With --no-normalize, the
+    network takes images in [0, 1] as they are."""
 
 
 @dataclass(frozen=True)
@@ -80,25 +82,25 @@ class Training:
     weight_decay: float = 1e-4
     """The weight decay of SGD, on all parameters."""
     label_smoothing: float = 0.0
-    """The part of each label that is spread over all classes, in the loss that is trained on; attacks in it use the labels."""
+    """The share of each label that is spread over all classes in the training loss; attacks during training use the labels."""
     average_weights: float = 0.0
-    """The decay of an average of the weights over the steps, such as 0.999, which is evaluated and kept in place of the last
-    ones; 0 for none."""
+    """The decay of a moving average of the weights over the steps, such as 0.999; the average is evaluated and kept in place of
+    the last weights. 0 for none."""
     freeze_norm_after: int | None = None
     """Epochs after which batch-norm uses its running statistics in training too, so that images no longer influence each
-    other; without it never."""
+    other; by default never."""
     eta_ramp: int = 0
-    """Epochs over which eta grows linearly; 0 is full strength from the start."""
+    """Epochs over which eta grows linearly to its full value; 0 is full strength from the start."""
     patience: int | None = None
-    """Stop after that many epochs without a better validation error, and keep the best weights. Both count from the end of
-    eta_ramp, since earlier epochs have a smaller eta."""
+    """Stop after this many epochs without a better validation error, and keep the best weights. Both count from the end of
+    eta_ramp, since eta is smaller before."""
     patience_on: Literal["clean", "robust"] = "clean"
-    """Which validation error patience uses: of clean images, or of the first 500 under I-FGSM-10 at 8/255. Robustness may get
-    worse long before clean error does. With a patience of all epochs, every epoch is trained and the best is kept."""
+    """Which validation error patience uses: on clean images, or on the first 500 under I-FGSM-10 at 8/255. Robust error may get
+    worse long before clean error does. With as much patience as epochs, every epoch is trained and the best is kept."""
     engine: Literal["double_backward", "forward_mode", "finite_difference"] = "double_backward"
     """How the eager step differentiates a gradient penalty; the fast step has its own engine, also exact."""
     checkpoint_every: int = 1
-    """Epochs between checkpoints; a killed run repeats at most that many."""
+    """Epochs between checkpoints; a killed run repeats at most this many."""
 
     def remarks(self) -> list[str]:
         """Warnings about settings that are valid but probably not intended, one line each."""
@@ -113,19 +115,19 @@ class Training:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how it runs. Apart from precision, nothing here changes a result beyond rounding."""
+    """Where and how to run. Apart from precision, nothing here changes a result beyond rounding."""
 
     device: str = "auto"
-    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    """auto (CUDA if available), cpu, cuda, cuda:1."""
     threads: int | None = None
-    """Threads of torch on the CPU; without it torch decides."""
+    """Threads of torch on the CPU; by default torch decides."""
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     """The precision of convolutions and matrix products on CUDA; the operator L(x) always keeps float32."""
     compile: bool | None = None
     """Trace the step and run it through torch.compile; by default on CUDA only. If that fails, the eager step takes over with
     a warning that says why."""
     cuda_graph: bool | None = None
-    """Capture the step in a CUDA graph; by default yes. No effect on a CPU."""
+    """Capture the step in a CUDA graph; by default yes. Has no effect on a CPU."""
     parallel: int = 1
     """Runs trained at the same time on one GPU, each on its own stream. A small network alone does not fill a GPU."""
 
@@ -135,11 +137,11 @@ class Evaluation:
     """How the trained networks are evaluated, on test images."""
 
     suite: SuiteName = "paper"
-    """quick, paper (its two tables in both epsilon units), standard, full (with AutoAttack and corruptions)."""
+    """quick, paper (the two tables of the paper in both epsilon units), standard, full (with AutoAttack and corruptions)."""
     test_images: int | None = None
-    """How many of the test images to use; without it all."""
+    """How many of the test images to use; by default all."""
     autoattack_images: int = AUTOATTACK_IMAGES
-    """AutoAttack, which is slow, uses at most that many of them."""
+    """At most this many of them for AutoAttack, which is slow."""
 
 
 @dataclass(frozen=True)
@@ -155,11 +157,11 @@ class Study:
     """Each as KIND:eta=...,radius=...,mass=..., such as none wasserstein:eta=0.3,radius=2 pgd7:eta=8/255. Kinds: none;
     penalties euclidean, wasserstein, uniform, deformation, advection, own, dual-norm, dual-margin, euclidean-length,
     wasserstein-length, dual-length, tikhonov, tikhonov-curvature, tikhonov-euclidean; euclidean-noise, wasserstein-noise,
-    deformation-noise, advection-noise, own-noise, reference-noise; own:module:factory,eta=... has a metric of your own;
+    deformation-noise, advection-noise, own-noise, reference-noise; own:module:factory,eta=... uses a metric of your own;
     attacks adversarial (FGSM), l2-adversarial, pgd7, wasserstein-adversarial; and PENALTY+ATTACK:eta=...,epsilon=..., or
     +displaced and +linearity in place of the attack"""
     seeds: tuple[int, ...] = (0,)
-    """One run for each; a seed decides the initial weights and the order of the images."""
+    """One run per seed, which sets the initial weights and the order of the images."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -232,7 +234,7 @@ OF_A_RUN = object_with(
     {
         "regularizer": text,
         "eta": number(0),
-        "radius": whole(0, 10**6),
+        "radius": whole(0, LARGEST_RADIUS),
         "mass": number(0),
         "seed": whole(0, 2**32 - 1),
         "preset": text,
@@ -291,8 +293,8 @@ def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnySt
 def _converted(group: type, name: str, value: Any, where: str) -> Any:
     """A value from TOML or JSON, converted to the type of its field."""
     hint = typing.get_type_hints(group)[name]
-    if (isinstance(value, int) and abs(value) >= 2**63) or (isinstance(value, str) and "\0" in value):
-        raise StudyError(f"{where}: {name} is {shown(value)}, which no setting can be; correct it")
+    if (isinstance(value, int) and abs(value) >= LARGEST_INTEGER) or (isinstance(value, str) and "\0" in value):
+        raise StudyError(f"{where}: {name} is {shown(value)}, which is not valid for any setting; correct it")
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for option in options:
         origin = typing.get_origin(option)
@@ -325,6 +327,9 @@ def _spelled(option: Any) -> str:
 def _check(study: Study) -> None:
     """Check the values beyond their types."""
     flat = flatten(study)
+    for name, value in flat.items():
+        numbers = [one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, int)]
+        _require(max(numbers, default=0) < LARGEST_INTEGER, name, "below 2^63", value)
     for name in ("epochs", "batch_size", "checkpoint_every", "parallel", "autoattack_images"):
         _require(flat[name] >= 1, name, "at least 1", flat[name])
     for name in ("threads", "patience", "train_images", "test_images", "image_size", "freeze_norm_after"):

@@ -27,7 +27,7 @@ class Console:
 
     def line(self, text: str) -> None:
         """Print one line; it is wrapped only by a terminal."""
-        self.rich.print(text, markup=False, soft_wrap=True)
+        self.rich.print(Text(text), soft_wrap=True)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table. The first column is text, the others are numbers; a heading may have several lines.
@@ -42,7 +42,7 @@ class Console:
             for line in _aligned(heads, rows, widths, width):
                 self.line(line)
             return
-        table = Table(title=title, title_justify="left")
+        table = Table(title=Text(title, "table.title"), title_justify="left")
         for number, column in enumerate(columns):
             table.add_column(Text(column), justify="right" if number else "left", vertical="bottom")
         for row in rows:

@@ -15,6 +15,7 @@ from wassersmooth.study.console import Console
 from wassersmooth.study.distributed import World
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.tables import counted
 
 IMAGES = 32
 
@@ -23,7 +24,7 @@ def doctor(study: Study, world: World, console: Console) -> None:
     """Print the diagnosis; a problem raises an error, so that a script can check before it trains."""
     acceleration.apply_settings(study.machine)
     facts = provenance.describe(world.device)
-    console.line(f"machine  {facts['device']}, {facts['threads']} threads, torch {facts['versions']['torch']}")
+    console.line(f"machine  {facts['device']}, {counted(facts['threads'], 'thread')}, torch {facts['versions']['torch']}")
     loaded = data.load(study.data)
     height, width = loaded.size
     parts = f"{len(loaded.train)} training, {len(loaded.validation)} validation and {len(loaded.test)} test images"
@@ -40,9 +41,15 @@ def doctor(study: Study, world: World, console: Console) -> None:
         if point.kind == "none" and len(study.regularizers) > 1:
             continue
         console.line(f"\n{text}")
+        try:
+            objective = point.objective((height, width), study.training.engine)
+        except StudyError as error:
+            console.line(f"problem  {error}")
+            unhealthy.append(text)
+            continue
         diagnosis = diagnose(model.train(), images, labels, point.metric(height, width))
         console.line(str(diagnosis))
-        problem = _training_problem(point.objective((height, width), study.training.engine), model, images, labels)
+        problem = _training_problem(objective, model, images, labels)
         if problem:
             console.line(f"problem  does not train with --engine {study.training.engine}: {problem}")
         if problem or not diagnosis.healthy:

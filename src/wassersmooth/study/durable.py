@@ -53,8 +53,13 @@ def write(path: Path, content: bytes) -> None:
         raise cannot_write(path, error) from None
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write text as UTF-8; "?" stands for the bytes of a file's name that are not text, as Linux allows."""
+    write(path, text.encode(errors="replace"))
+
+
 def write_json(path: Path, content: Any) -> None:
-    write(path, (json.dumps(content, indent=2) + "\n").encode())
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def try_writing(path: Path) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
-from wassersmooth.robustness.report import UNMASKED
 from wassersmooth.robustness.translations import AXES
 from wassersmooth.study.console import USUAL_WIDTH, Console
 from wassersmooth.study.measures import column_title
-from wassersmooth.study.runs import EVALUATIONS, Run
+from wassersmooth.study.runs import EVALUATIONS, Run, images_of
+from wassersmooth.study.tables import NBSP, unbroken
 
 AUTOATTACK = "autoattack_8_pixel"
 # What the screen shows of the attacks, in this order.
@@ -47,17 +46,9 @@ def show_errors(runs: Sequence[Run], console: Console, split: str = "test") -> N
         few = " or ".join(map(str, sorted({few for few, _ in pairs})))
         console.line(f"AutoA.: on {few} of these images")
     for name, evaluation in found:
-        if isinstance(told := evaluation.get("summary"), str):  # not in files of earlier versions
-            text = f"{name}: {told}" if len(found) > 1 else told
+        if told := evaluation.get("summary"):  # not in files of earlier versions
+            text = unbroken(f"{name}: {told}" if len(found) > 1 else told)
             for line in textwrap.wrap(text, USUAL_WIDTH, subsequent_indent="  ", break_on_hyphens=False):
-                console.line(line)
-        elif evaluation["verdict"] != UNMASKED:
+                console.line(line.replace(NBSP, " "))
+        else:
             console.line(f"{name}: {evaluation['verdict']}")
-    if all(evaluation["verdict"] == UNMASKED for _, evaluation in found):
-        console.line(f"gradient masking: no sign of it in {'any run' if len(found) > 1 else 'the run'}")
-
-
-def images_of(evaluation: dict[str, Any], row: str = "clean") -> int:
-    """The number of images of a row: a suite may take fewer than it is given, and AutoAttack fewer still."""
-    rows = {entry["name"]: int(entry["images"]) for entry in evaluation.get("entries", [])}
-    return rows.get(row) or int(evaluation.get("images", 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from wassersmooth.study.config import Data, Machine, Study
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.distributed import World, choose_device
-from wassersmooth.study.error_table import images_of, show_errors
+from wassersmooth.study.error_table import show_errors
 from wassersmooth.study.errors import DivergedError, RunStoppedError, StudyError
 from wassersmooth.study.measured_rows import LABELS, MeasuredRows
 from wassersmooth.study.runs import (
@@ -35,6 +34,7 @@ from wassersmooth.study.runs import (
     SHOWN,
     UNVERIFIED,
     Run,
+    images_of,
     locked,
     unverified_line,
     unverified_rows,
@@ -139,9 +139,12 @@ def record_time(record: Path, what: str, say: Callable[[str], None]) -> Iterator
     try:
         yield
     finally:
-        if record.parent.is_dir():
-            with locked(record.with_suffix(".lock"), wait=True):  # processes that share a study may end at the same time
-                _add_time(record, what, time.perf_counter() - started, say)
+        try:
+            if record.parent.is_dir():
+                with locked(record.with_suffix(".lock"), wait=True):  # processes that share a study may end at the same time
+                    _add_time(record, what, time.perf_counter() - started, say)
+        except RunStoppedError as error:  # a full disk: the work itself is saved, or has its own error
+            say(str(error))
 
 
 def _add_time(record: Path, what: str, seconds: float, say: Callable[[str], None]) -> None:
@@ -236,8 +239,8 @@ def _measure_one(
     """Evaluate one run, unless its files hold this evaluation; RunStoppedError if it cannot be evaluated."""
     model = model.to(device)
     images, labels = part.images.to(device), part.labels.to(device)
-    weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
-    subject = {"model_sha256": weights, "test_sha256": _fingerprint(images), LABELS: _fingerprint(labels)}
+    subject = {"model_sha256": provenance.file_sha256(run.folder / "model.safetensors")}
+    subject |= {"test_sha256": provenance.tensor_sha256(images), LABELS: provenance.tensor_sha256(labels)}
     name, value = (suite, suite) if isinstance(suite, str) else (suite.name, suite.perturbations(model, images))
     request: dict[str, object] = {"suite": name, "images": len(labels), **subject}
     if suites.has_autoattack(value):
@@ -249,12 +252,13 @@ def _measure_one(
             console.line(unverified_line(run, unverified, split))
         return
     durable.try_writing(path)  # before the work, not after it
+    pictures = pictures and split == "test" and not external_models.trained_elsewhere(run)  # they are for the page of a study
     task, latest = console.task(f"measuring {run.name}", 1), -1
 
     def progress(done: int, total: int, name: str) -> None:
         nonlocal latest
-        task.total = total
-        (task.update if done > latest else task.within)(done, name)
+        task.total = total + pictures
+        (task.update if done > latest else task.within)(done, "pictures" if pictures and done == total else name)
         latest = done
 
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
@@ -269,12 +273,12 @@ def _measure_one(
         diverged = isinstance(error, _checks.NotFiniteError) and not external_models.trained_elsewhere(run)
         remedy = "; training diverged: lower --learning-rate or eta, and train it in another --output" if diverged else ""
         raise RunStoppedError(f"{run.folder}: {error}{remedy}") from error
-    if pictures and split == "test" and not external_models.trained_elsewhere(run):  # they are for the page of a study
-        task.update(latest, "pictures")
+    if pictures:
         try:
             figure_data.collect(model, images, labels, run.folder / figure_data.FILE, class_names=class_names)
         except (ValueError, torch.OutOfMemoryError) as error:  # the measurements must not be lost if pictures fail
             console.line(f"{run.name}: without pictures: {_checks.first_line(error)}")
+        task.update(task.total, "done")
     here, *elsewhere = evaluated = memory.origins()
     here["rows"].append("masking")  # its checks run every time
     found = json.loads(report.to_json()) | request | {"evaluated": evaluated}
@@ -285,10 +289,10 @@ def _measure_one(
         console.line(line)
     if split == "test":
         page = report.to_markdown() + (f"\n{escape_markdown(doubts)}\n" if doubts else "")
-        durable.write(run.folder / "report.md", page.encode())
+        durable.write_text(run.folder / "report.md", page)
         source = Path(run.config.data.dataset).name
         title = external_models.title_of(run)
-        durable.write(run.folder / "report.html", report_page(report, title, doubts, source).encode())
+        durable.write_text(run.folder / "report.html", report_page(report, title, doubts, source))
     durable.write_json(path, found)  # last: this file marks the evaluation as complete
 
 
@@ -331,7 +335,3 @@ def _reused(run: Run, elsewhere: Sequence[dict[str, Any]], path: Path) -> str:
     counts = [f"{counted(len(one['rows']), 'row')} from {provenance.place(one['origin'])}" for one in elsewhere]
     again = f"move {path.name} away to measure everything again"
     return f"{run.name}: reused, not measured again: {', '.join(counts)}; {again}" if counts else ""
-
-
-def _fingerprint(values: torch.Tensor) -> str:
-    return hashlib.sha256(values.cpu().numpy().tobytes()).hexdigest()

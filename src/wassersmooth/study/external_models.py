@@ -47,9 +47,6 @@ class Normalization:
             raise StudyError(f"{given} and {missing} belong together; got {given} alone; give both, one number per channel")
 
 
-NOT_GIVEN = Normalization()
-
-
 def is_named(path: Path) -> bool:
     """Whether it is the name of a model, ``module:factory``, ``timm:NAME`` or ``hf:FOLDER``, and not a path."""
     return ":" in str(path) and not path.exists()
@@ -68,9 +65,7 @@ def title_of(run: Run) -> str:
     return f"{HF}{hf_folder(name).name}" if name.startswith(HF) else name
 
 
-def as_run(
-    name: str, weights: Path | None, images: Data, folder: Path, console: Console, normalization: Normalization = NOT_GIVEN
-) -> Run:
+def as_run(name: str, weights: Path | None, images: Data, folder: Path, console: Console, normalization: Normalization) -> Run:
     """The run of a model that takes images in [0, 1], with the weights of the file, of the factory or of its own folder.
 
     The name of its folder contains a hash of weights and data: other weights and other data have separate folders, and

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ OFFLINE = {"local_files_only": True, "trust_remote_code": False}
 
 def hf_folder(name: str) -> Path:
     """The folder that ``hf:FOLDER`` names."""
-    folder = Path(name.removeprefix(HF)).expanduser()
+    folder = Path(os.path.expanduser(name.removeprefix(HF)))  # pathlib's own raises for a user who does not exist
     if not (folder / "config.json").is_file():
         raise StudyError(
             f"{name}: expected a folder with the config.json and the safetensors that save_pretrained writes; got "

@@ -97,7 +97,7 @@ def short_manual(name: str, command: type, values: object = None) -> str:
     shown = sorted((option for option in options if option.name in common), key=lambda option: common.index(option.name))
     rows = [_row(option.spelled, _first_sentence(option.text) + _stated(option)) for option in shown]
     hidden = len(options) - len(shown)
-    more = f"show this manual with {hidden} more options" if hidden else "show the whole text of this manual"
+    more = f"show {hidden} more options" if hidden else "show the full text"
     summary, examples, _ = _paragraphs(command)
     parts = [f"usage: {name} {_usage(options)}", _filled(summary), "options:", *rows, _row("--help-all", f"{more}, and notes")]
     return _joined([*parts[:2], "\n".join(parts[2:]), _examples(examples[:EXAMPLES])])
@@ -234,4 +234,4 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def _width() -> int:
-    return min(shutil.get_terminal_size().columns, WIDEST)
+    return min(max(2 * TEXT_AT, shutil.get_terminal_size().columns), WIDEST)

@@ -45,10 +45,13 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm2(self.conv2(self.activation(self.norm1(self.conv1(x)))))
-        half = self.new_channels // 2
-        shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, half)) if self.new_channels else x
-        result: Tensor = self.activation(y + shortcut)
+        result: Tensor = self.activation(y + self.skip(x))
         return result
+
+    def skip(self, x: Tensor) -> Tensor:
+        """What the shortcut adds."""
+        half = self.new_channels // 2
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, half)) if self.new_channels else x
 
 
 class ResNet20(nn.Module):
@@ -73,26 +76,20 @@ class ResNet20(nn.Module):
         return scores
 
 
-class ProjectedBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, projected by a 1x1 convolution where the shape changes (option B)."""
+class ProjectedBlock(BasicBlock):
+    """The same with a shortcut that a 1x1 convolution projects where the shape changes (option B)."""
 
     def __init__(self, channels: int, out_channels: int, stride: int, activation: str) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, out_channels, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(out_channels)
-        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(out_channels)
-        self.activation = ACTIVATIONS[activation]()
+        super().__init__(channels, out_channels, stride, activation)
         self.shortcut: nn.Module = nn.Identity()
         if channels != out_channels or stride != 1:
             self.shortcut = nn.Sequential(
                 nn.Conv2d(channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
             )
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm2(self.conv2(self.activation(self.norm1(self.conv1(x)))))
-        result: Tensor = self.activation(y + self.shortcut(x))
-        return result
+    def skip(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.shortcut(x)
+        return projected
 
 
 class ResNet18(nn.Module):
@@ -255,14 +252,7 @@ def _timm(name: str, channels: int, classes: int) -> nn.Module:
 
 
 def _from_factory(path: str, channels: int, classes: int) -> nn.Module:
-    factory = own_code.imported(path, "model")
-    try:
-        model = factory(channels=channels, classes=classes)
-    except Exception as error:
-        raise StudyError(
-            f"model {path}: the factory failed ({type(error).__name__}: {error}); "
-            "it is called as factory(channels=..., classes=...)"
-        ) from error
+    model = own_code.made(path, "model", "factory(channels=..., classes=...)", channels=channels, classes=classes)
     if not isinstance(model, nn.Module):
         raise StudyError(f"model {path}: the factory returned {type(model).__name__}; expected a torch.nn.Module; return one")
     if next(model.parameters(), None) is None:

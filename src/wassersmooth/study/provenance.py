@@ -101,6 +101,16 @@ def source_hash() -> str:
     return digest.hexdigest()
 
 
+def file_sha256(path: Path) -> str:
+    """By which a file of weights is known in results."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def tensor_sha256(values: torch.Tensor) -> str:
+    """By which images and labels are known in results."""
+    return hashlib.sha256(values.cpu().numpy().tobytes()).hexdigest()
+
+
 def _code() -> dict[str, Any]:
     versions = {
         "python": platform.python_version(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from wassersmooth import _checks
 from wassersmooth.study import durable, models
 from wassersmooth.study.config import RunConfig
 from wassersmooth.study.errors import StudyError, did_you_mean
+from wassersmooth.study.provenance import file_sha256
 from wassersmooth.study.runs import Run, build_model, read_model
 from wassersmooth.study.stored_json import COUNT, PERCENT, object_of, object_with, optional, read_json, text
 
@@ -53,7 +53,7 @@ def load_published(path: Path | str, trust_code: bool = False) -> nn.Module:
     stored = read_model(file)
     index = file.parent / INDEX
     known = read_index(index)["models"].get(file.name) if index.exists() else None
-    if known is not None and known["sha256"] != sha256(file):
+    if known is not None and known["sha256"] != file_sha256(file):
         raise StudyError(f"{file} does not have the SHA-256 of {index}; expected {known['sha256']}; restore it from a copy")
     config = _config(stored.facts, file)
     if not trust_code:
@@ -76,7 +76,7 @@ def _file_of(path: Path | str) -> Path:
             f"the published network {path} is not installed with the package; expected {places[0]} in the working directory; "
             "run this in a checkout, or give the path of the file"
         )
-    if (received := sha256(found)) != PUBLISHED[path]:
+    if (received := file_sha256(found)) != PUBLISHED[path]:
         raise StudyError(
             f"{found} is not the published network {path}: expected SHA-256 {PUBLISHED[path]}, got {received}; restore it from "
             "a copy, or give its path to load it as it is"
@@ -92,15 +92,11 @@ def as_run(file: Path, folder: Path, trust_code: bool = False) -> Run:
     data = dataclasses.replace(config.data, data_dir=None)  # the folder that it was trained from is on another machine
     run = Run(folder / file.stem, dataclasses.replace(config, data=data), trust_code)
     copy = run.folder / "model.safetensors"
-    if not copy.exists() or sha256(copy) != sha256(file):
+    if not copy.exists() or file_sha256(copy) != file_sha256(file):
         durable.make_folder(run.folder)
         durable.write_json(run.folder / "config.json", run.config.to_flat())
         durable.write(copy, file.read_bytes())
     return run
-
-
-def sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _config(facts: dict[str, Any], file: Path) -> RunConfig:

@@ -25,7 +25,7 @@ from wassersmooth.learning.objectives import AdversarialTraining, GradientPenalt
 from wassersmooth.learning.random_points import DisplacedPenalty, LocalLinearity
 from wassersmooth.learning.tikhonov import Tikhonov
 from wassersmooth.robustness.attacks import FGSM, PGD, WassersteinFGSM
-from wassersmooth.study import own_code, stored_json
+from wassersmooth.study import own_code
 from wassersmooth.study.errors import StudyError, did_you_mean
 
 Side = Literal["Penalties", "Adversarial training", "Combinations", "Noise", "Others", "The plain network"]
@@ -159,6 +159,7 @@ COMBINATION_COLOR = "#e377c2"
 ON_A_GRAPH = tuple(name for name, kind in KINDS.items() if kind.metric)
 IN_MOTION = tuple(name for name, kind in KINDS.items() if kind.motion)
 OF_YOUR_OWN = tuple(name for name, kind in KINDS.items() if kind.own)
+LARGEST_RADIUS = 10**6  # pixels; every larger one is that of the whole image too
 SMOOTHNESS = 2.0  # the default of coherent motion, in pixels
 PENALTIES = tuple(name for name, kind in KINDS.items() if kind.penalty)
 ATTACKS = tuple(name for name, kind in KINDS.items() if kind.attack)
@@ -223,10 +224,14 @@ class Regularizer:
         if on_graph and self.radius < 1:
             got = f"radius={self.radius} in {self}"
             raise StudyError(f"{self.kind} needs a radius of at least 1 pixel; got {got}; write {self.kind}:eta=0.3,radius=2")
+        if self.radius > LARGEST_RADIUS:
+            raise StudyError(f"radius must be at most {LARGEST_RADIUS}; got {self}; take that of the image's longer side")
         in_motion = any(part in IN_MOTION for part in self.parts)
         if (self.smoothness > 0) != in_motion:
             remedy = f"write {self.kind}:eta=1,smoothness=2" if in_motion else "leave it out"
-            raise StudyError(f"smoothness is positive for {', '.join(IN_MOTION)}, and for nothing else; got {self}; {remedy}")
+            raise StudyError(
+                f"smoothness must be positive for {', '.join(IN_MOTION)}, and left out for others; got {self}; {remedy}"
+            )
         if (self.radius and not on_graph) or (self.mass and not on_graph and not in_motion):
             raise StudyError(
                 f"radius and mass belong to {', '.join(ON_A_GRAPH)}, and mass to {', '.join(IN_MOTION)}; got {self}; "
@@ -238,11 +243,11 @@ class Regularizer:
             raise StudyError(f"{', '.join(OF_YOUR_OWN)} need a metric of your own, module:factory; got {self}; {remedy}")
         if (self.kind == "none") != (self.eta == 0):
             remedy = "leave its eta out" if self.kind == "none" else f"write for example {self.kind}:eta=0.3"
-            raise StudyError(f"eta is positive for every regularizer but none; got {self}; {remedy}")
+            raise StudyError(f"eta must be positive for every regularizer except none; got {self}; {remedy}")
         if bool(self.parts[1]) != (self.epsilon > 0):
             raise StudyError(
-                "epsilon is the size of the attack in PENALTY+ATTACK, or of the ball in PENALTY+displaced and +linearity, "
-                f"positive there and nowhere else; got {self}; write for example "
+                "epsilon, the size of the attack in PENALTY+ATTACK or of the ball in PENALTY+displaced and +linearity, must be "
+                f"positive there and left out elsewhere; got {self}; write for example "
                 "wasserstein+l2-adversarial:eta=0.3,radius=2,epsilon=0.25"
             )
 
@@ -321,8 +326,11 @@ class Regularizer:
             eta: replaces the strength of a penalty or noise, for example by a tensor that a ramp fills epoch by epoch.
             loss: replaces cross-entropy.
         """
-        made = self._objective(size, engine, eta)
-        return made if loss is None else _with_loss(made, loss)
+        try:
+            made = self._objective(size, engine, eta)
+            return made if loss is None else _with_loss(made, loss)
+        except ValueError as error:  # such as a motion that is smoother than the image
+            raise StudyError(f"{self}: {error}") from None
 
     def _objective(self, size: tuple[int, int], engine: EngineName, eta: float | Tensor | None) -> Objective:
         name, attacked = self.parts
@@ -345,14 +353,7 @@ class Regularizer:
         return kind.metric(PixelGraph.grid(*size, self.radius), self.mass) if kind.metric else Euclidean()
 
     def _own_metric(self, height: int, width: int) -> Metric:
-        factory = own_code.imported(self.factory, "metric")
-        try:
-            metric: Metric = factory(height, width)
-        except Exception as error:
-            raise StudyError(
-                f"metric {self.factory}: the factory failed ({type(error).__name__}: {stored_json.one_line(error)}); it is "
-                "called as factory(height, width)"
-            ) from error
+        metric: Metric = own_code.made(self.factory, "metric", "factory(height, width)", height, width)
         if not callable(getattr(metric, "cometric", None)):
             raise StudyError(
                 f"metric {self.factory}: the factory returned {type(metric).__name__}; expected a metric, with cometric(x); "

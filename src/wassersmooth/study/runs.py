@@ -94,6 +94,8 @@ EVALUATION = {
     "verdict": text,
     "std": optional(list_of(number(0))),
     "images": COUNT,
+    "classes": optional(COUNT),
+    "summary": optional(text),
     "autoattack_images": COUNT,
     "model_sha256": text,
     "test_sha256": text,
@@ -311,7 +313,7 @@ class Run(RunFiles):
                 "restore it, or move the run's folder away to train it again"
             )
         if path.exists():
-            durable.write(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+            durable.write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
     def finish(self, model: nn.Module, data: Dataset, facts: dict[str, Any]) -> None:
         """Write the provenance, then the result. The model is moved to the CPU, where scores do not depend on the device."""
@@ -339,6 +341,12 @@ class Run(RunFiles):
             again = f"give {self.folder} with --trust-code, or Run.at(folder, trust_code=True)"
             models.refuse_code(self.config.model, self.folder / "config.json", again)
         return build_model(self.config, stored, path)
+
+
+def images_of(evaluation: Mapping[str, Any], row: str = "clean") -> int:
+    """The number of images of a row: a suite may take fewer than it is given, and AutoAttack fewer still; 0 if unknown."""
+    rows = {entry["name"]: entry["images"] for entry in evaluation.get("entries", ())}
+    return int(rows.get(row) or evaluation.get("images", 0))
 
 
 def unverified_rows(evaluation: Mapping[str, Any]) -> list[str]:

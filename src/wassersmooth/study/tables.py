@@ -11,6 +11,12 @@ from wassersmooth.study.estimates import Estimate
 
 # As escapes, since they look like a hyphen and the letter x.
 DASH, MINUS, TIMES, NBSP = "\u2013", "\u2212", "\u00d7", "\u00a0"
+TEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"}
+    | {DASH: "--", MINUS: "$-$", TIMES: r"$\times$", NBSP: "~", "±": r"$\pm$", "≤": r"$\le$", "∞": r"$\infty$", "²": "$^2$"}
+    | {"η": r"$\eta$", "ε": r"$\epsilon$"}
+)
 
 
 def short_commit(commit: object) -> str:
@@ -72,24 +78,16 @@ class Table:
         with_paper = self._has_paper()
         heads = [self.corner]
         for title, detail in self.columns:
-            heads += [f"{title} ({detail})" if detail else title] + ([f"paper: {title}"] if with_paper else [])
-        lines = [
-            f"**{escape_markdown(self.title)}** {escape_markdown(self.caption)}",
-            "",
-            _md_row(heads),
-            _md_row(["---"] * len(heads), raw=True),
-        ]
+            heads += [f"{title} ({detail})" if detail else title] + [f"paper: {title}"] * with_paper
+        lines = [[escape_markdown(head) for head in heads], ["---"] * len(heads)]
         for row in self.rows:
-            cells = [f"{row.label} ({row.note})" if row.note else row.label]
+            label = escape_markdown(f"{row.label} ({row.note})" if row.note else row.label)
+            cells = [label if row.cells else f"*{label}*"]
             for cell in row.cells:
-                text = f"{cell.value} ({cell.interval})" if cell.interval else cell.value
-                cells += [f"**{escape_markdown(text)}**" if cell.best else escape_markdown(text)] + (
-                    [escape_markdown(cell.paper)] if with_paper else []
-                )
-            filled = cells + [""] * (len(heads) - len(cells))
-            first = f"*{escape_markdown(filled[0])}*" if not row.cells else escape_markdown(filled[0])
-            lines.append(_md_row([first, *filled[1:]], raw=True))
-        return "\n".join(lines) + "\n"
+                text = escape_markdown(f"{cell.value} ({cell.interval})" if cell.interval else cell.value)
+                cells += [f"**{text}**" if cell.best else text] + [escape_markdown(cell.paper)] * with_paper
+            lines.append(cells + [""] * (len(heads) - len(cells)))
+        return f"**{escape_markdown(self.title)}** {escape_markdown(self.caption)}\n\n{markdown_table(lines)}\n"
 
     def to_latex(self) -> str:
         with_paper = self._has_paper()
@@ -97,7 +95,7 @@ class Table:
         heading = re.sub(r"^Table \d+\. ", "", self.title)  # LaTeX numbers by itself
         heads = [_tex(self.corner)]
         for title, _ in self.columns:
-            heads += [_tex(title)] + (["(paper)"] if with_paper else [])
+            heads += [_tex(title)] + ["(paper)"] * with_paper
         lines = [
             r"\begin{table}[ht]",
             r"  \centering",
@@ -110,7 +108,7 @@ class Table:
         if any(detail for _, detail in self.columns):
             details = [""]
             for _, detail in self.columns:
-                details += [_tex(detail)] + ([""] if with_paper else [])
+                details += [_tex(detail)] + [""] * with_paper
             lines.append(f"    {' & '.join(details)} \\\\")
         lines.append(r"    \midrule")
         for row in self.rows:
@@ -122,7 +120,7 @@ class Table:
             for cell in row.cells:
                 value = rf"\textbf{{{_tex(cell.value)}}}" if cell.best else _tex(cell.value)
                 cells.append(rf"{value} {{\scriptsize {_tex(cell.interval)}}}" if cell.interval else value)
-                cells += [_tex(cell.paper)] if with_paper else []
+                cells += [_tex(cell.paper)] * with_paper
             lines.append(f"    {' & '.join(cells)} \\\\")
         return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]) + "\n"
 
@@ -132,7 +130,7 @@ class Table:
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     """A table of cells that are Markdown already; the second line is the rule below the head."""
-    return "\n".join(_md_row(line, raw=True) for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def unbroken(prose: str) -> str:
@@ -163,10 +161,6 @@ def _cell(estimate: Estimate | None, digits: int, paper: float | None, best: boo
     return Cell(f"{estimate.mean:.{digits}f}", interval, beside, best)
 
 
-def _md_row(items: Sequence[str], raw: bool = False) -> str:
-    return "| " + " | ".join(items if raw else map(escape_markdown, items)) + " |"
-
-
 def escape_markdown(text: str) -> str:
     """Escape text for Markdown: no column breaks, tags, emphasis or formulas by accident."""
     flat = " ".join(text.split())
@@ -185,24 +179,4 @@ def code_markdown(text: str) -> str:
 
 
 def _tex(text: str) -> str:
-    special = {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        DASH: "--",
-        MINUS: "$-$",
-        NBSP: "~",
-        "η": r"$\eta$",
-    }
-    special |= {character: f"\\{character}" for character in "&%$#_{}"}
-    special |= {
-        "±": r"$\pm$",
-        TIMES: r"$\times$",
-        "ε": r"$\epsilon$",
-        "≤": r"$\le$",
-        "∞": r"$\infty$",
-        "<": "$<$",
-        ">": "$>$",
-        "²": "$^2$",
-    }
-    return "".join(special.get(character, character) for character in " ".join(text.split()))
+    return " ".join(text.split()).translate(TEX)

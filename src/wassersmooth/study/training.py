@@ -137,12 +137,9 @@ class TrainingState:
     def build_step(self) -> TrainingStep:
         config = self.config
         eta = self.eta if self.ramp else None
-        try:
-            smoothing = config.training.label_smoothing
-            loss = SmoothedCrossEntropy(smoothing) if smoothing else None
-            objective = self.objective or config.regularizer.objective(self.data.size, config.training.engine, eta, loss)
-        except ValueError as error:
-            raise StudyError(f"{config.regularizer}: {error}") from None
+        smoothing = config.training.label_smoothing
+        loss = SmoothedCrossEntropy(smoothing) if smoothing else None
+        objective = self.objective or config.regularizer.objective(self.data.size, config.training.engine, eta, loss)
         self.wrapped = self.world.wrap(self.model) if self.wrapped is None else self.wrapped
         return training_step(self.wrapped, objective, self.optimizer, self.noise, config.machine, self.world.device)
 

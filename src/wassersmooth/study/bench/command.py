@@ -27,7 +27,7 @@ from wassersmooth.study.bench.steps import (
     timed_step,
     together,
 )
-from wassersmooth.study.bench.tables import BenchReport, goals, read_bench, tables, unsteady
+from wassersmooth.study.bench.tables import RATIO_GOALS, BenchReport, goals, read_bench, tables, unsteady
 from wassersmooth.study.bench.timing import Progress, Work, timings
 from wassersmooth.study.config import Machine, Study, with_values
 from wassersmooth.study.console import Console
@@ -41,7 +41,7 @@ from wassersmooth.study.stored_json import number, object_with, read_json
 Part = Literal["step", "profile", "accuracy", "operator", "memory", "throughput"]
 PARTS: tuple[Part, ...] = get_args(Part)
 NEED_CUDA: tuple[Part, ...] = ("profile", "memory", "throughput")
-RATIOS = (("wasserstein_r4", "plain"), ("wasserstein_r8", "euclidean"), ("pgd7", "wasserstein_r4"))
+RATIOS = [name.split("/") for name, _, _ in RATIO_GOALS]
 CONCURRENT_RUNS = (1, 2, 4, 8)
 STUDY_CASES = ("plain", "euclidean", "wasserstein_r4")  # one seed of the paper's study
 PROFILED = ("plain", "wasserstein_r4")
@@ -55,27 +55,27 @@ TRAIN_IMAGES = {"mnist": 60000, "fashion-mnist": 60000, "cifar10": 50000, "cifar
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure what training costs on this machine: a step of each kind, its kernels, how exact its gradient is, the operator,
-    memory, and several runs at once.
+    """Measure what training costs on this machine: steps of each kind, their kernels, how exact their gradients are, the
+    operator, memory, and several runs at once.
 
     wassersmooth bench: ResNet-20 on random images of CIFAR's size, batch 128; a few minutes on a GPU, mostly compiling.
 
     wassersmooth bench --quick: a narrow network and a small batch, for a first look; seconds on a CPU.
 
-    wassersmooth bench --only step memory --output results/speed/bench-h200.json: the other parts stay as the file has them, if
-    they were measured on this machine with the same torch and the same settings.
+    wassersmooth bench --only step memory --output results/speed/bench-h200.json: keeps the other parts of
+    the file, if they were measured on this machine with the same torch and the same settings.
 
     wassersmooth bench --only step --cases plain --regularizers dual-norm:eta=0.5 --output dual-norm.json: what one more
     regularizer costs.
 
-    Each time is the median over many rounds of warm steps, one of each kind per round; on CUDA it is the device time of a
-    replayed graph, update included.
+    Each time is the median over many rounds of warm steps, one of each kind per round. On CUDA it is the device time of a
+    replayed graph, including the update.
     """
 
     common: ClassVar[tuple[str, ...]] = ("quick", "only", "cases", "regularizers", "model", "batch_size", "output", "device")
 
     preset: str = "cifar10-paper"
-    """Where network, activation, batch size and image size come from; the images themselves are random."""
+    """The preset that sets network, activation, batch size and image size; the images themselves are random."""
     config: Path | None = None
     """A TOML file that overrides the preset."""
     model: str | None = None
@@ -83,13 +83,13 @@ class Bench:
     batch_size: int | None = None
     """Images per step, in place of the preset's."""
     cases: tuple[Case, ...] = CASES
-    """Which of the built-in steps are timed; plain always is. Fewer take less time to compile."""
+    """The built-in steps to time; plain is always timed. Fewer take less time to compile."""
     regularizers: tuple[str, ...] = ()
-    """Further steps to time, as in a study: wasserstein-noise:eta=0.1,radius=4."""
+    """Further steps to time, written as in a study: wasserstein-noise:eta=0.1,radius=4."""
     quick: bool = False
-    """A narrow network, at most 16 images in a batch and few repeats: for a first look only."""
+    """Use a narrow network, at most 16 images per batch and few repeats: for a first look only."""
     repeats: int | None = None
-    """Repetitions of each measurement, after a warm-up. Without it: 30 on CUDA, 5 on a CPU, 2 with --quick."""
+    """Repetitions of each measurement, after a warm-up. By default 30 on CUDA, 5 on a CPU, 2 with --quick."""
     only: tuple[Part, ...] = PARTS
     """The parts to measure. Profile, memory and throughput need CUDA."""
     training: Path | None = None
@@ -97,17 +97,17 @@ class Bench:
     output: Path = Path("runs/bench.json")
     """The file to write."""
     device: str = "auto"
-    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    """auto (CUDA if available), cpu, cuda, cuda:1."""
     threads: int | None = None
-    """Threads of torch on the CPU; without it torch decides."""
+    """Threads of torch on the CPU; by default torch decides."""
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
     """The precision of convolutions and matrix products; auto is tf32 on CUDA, float32 on a CPU."""
     compile: bool | None = None
-    """Whether steps are traced and compiled, as fast training does; without it, on CUDA only. Otherwise they run eagerly."""
+    """Trace and compile the steps, as fast training does; by default on CUDA only. Otherwise they run eagerly."""
     channels_last: bool | None = None
-    """Whether the network is in channels-last memory format; without it, on CUDA only."""
+    """Use the channels-last memory format for the network; by default on CUDA only."""
     trust_code: bool = False
-    """Runs the code of a model module:factory that --config names; one that is typed as --model runs without it."""
+    """Run the code of a model module:factory that --config names. One that you type as --model runs without this flag."""
 
     def __call__(self) -> None:
         if self.repeats is not None and self.repeats < 1:
@@ -319,8 +319,7 @@ MEASURES: dict[Part, Callable[[Setup, Bench, Console], BenchReport]] = {
 
 def _stored(path: Path, report: BenchReport, console: Console) -> BenchReport:
     """The parts that an earlier command has measured on this machine with these settings."""
-    empty: BenchReport = {"step": None, "ratio": None, "quartiles": None, "engine": None, "operator": None, "training": None}
-    empty |= {"profile": None, "accuracy": None, "memory": None, "throughput": None, "parts": {}}
+    empty: BenchReport = dict.fromkeys(("step", "ratio", "quartiles", "engine", "operator", "training", *PARTS)) | {"parts": {}}
     if not path.is_file():
         return empty
     old = read_bench(path, "restore it, or choose another --output")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 from wassersmooth.robustness.page import Answer, AnswerRow, attacked_question, trust
 from wassersmooth.robustness.summary import error_of_guessing, headline
 from wassersmooth.study.estimates import Estimate
 from wassersmooth.study.measures import spoken
-from wassersmooth.study.report.data import Group, StudyRecord, number
+from wassersmooth.study.report.data import Group, StudyRecord
 from wassersmooth.study.report.summary import HEADLINE, label
 
 
@@ -20,7 +19,7 @@ def answers(study: StudyRecord) -> tuple[Answer, ...]:
         return ()
     question, attacked = _attacked(measured)
     return (
-        Answer("Clean error", tuple(_number(study, group, group.error("clean")) for group in measured)),
+        Answer("Clean error", tuple(_number(study, group, group.error("clean"), _guessing(group)) for group in measured)),
         Answer(question, tuple(_number(study, group, attacked(group), _guessing(group)) for group in measured)),
         Answer("Can the attacks be trusted?", tuple(_trust(study, group) for group in measured)),
     )
@@ -42,12 +41,11 @@ def _attacked(groups: list[Group]) -> tuple[str, Callable[[Group], Estimate | No
 
 
 def _guessing(group: Group) -> float:
-    """The error of guessing, which a network that is not robust reaches; unknown in files of earlier versions."""
-    known = [number((run.evaluation or {}).get("classes")) for run in group.runs]
-    return error_of_guessing(next((int(classes) for classes in known if classes), None))
+    """The error of guessing, at which a number is a warning; unknown in files of earlier versions."""
+    return error_of_guessing(next((classes for run in group.runs if (classes := run.evaluation.get("classes"))), None))
 
 
-def _number(study: StudyRecord, group: Group, estimate: Estimate | None, limit: float = math.inf) -> AnswerRow:
+def _number(study: StudyRecord, group: Group, estimate: Estimate | None, limit: float) -> AnswerRow:
     if estimate is None:
         return AnswerRow("unknown", label=label(study, group), series=group.series)
     known = estimate.low is not None and estimate.high is not None and estimate.low < estimate.high
@@ -58,7 +56,7 @@ def _number(study: StudyRecord, group: Group, estimate: Estimate | None, limit: 
 
 def _trust(study: StudyRecord, group: Group) -> AnswerRow:
     """The verdict on a group: the worst of its seeds, and how many have it."""
-    verdicts = [str(run.evaluation["verdict"]) for run in group.runs if run.evaluation and "verdict" in run.evaluation]
+    verdicts = [run.evaluation["verdict"] for run in group.runs if "verdict" in run.evaluation]
     if not verdicts:
         return AnswerRow("unknown", "not checked", label(study, group), group.series, bad=True)
     found = [trust(verdict) for verdict in verdicts]

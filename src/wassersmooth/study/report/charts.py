@@ -13,7 +13,7 @@ from wassersmooth.study.estimates import Estimate, over_seeds
 from wassersmooth.study.figures import Figure
 from wassersmooth.study.measures import CLEAN, UNITS, attack_title, error_key, table_title
 from wassersmooth.study.regularizers import strength_label
-from wassersmooth.study.report.data import Group, Record, StudyRecord, number
+from wassersmooth.study.report.data import Group, Record, StudyRecord
 from wassersmooth.study.report.tables import PAPER_ERRORS, paper_error
 from wassersmooth.study.tables import NBSP, TIMES
 
@@ -34,7 +34,7 @@ def error_curves(study: StudyRecord) -> Figure | None:
             lines.append(CurveLine(group.name, group.series, with_clean(same, clean.mean, low, high)))
     if not lines:
         return None
-    classes = {int(number((run.evaluation or {}).get("classes")) or 0) for run in study.runs}
+    classes = {run.evaluation.get("classes") or 0 for run in study.runs}
     chance = error_of_guessing(max(classes)) if len(classes) == 1 and max(classes) > 1 else None
     caption = (
         "An image counts as wrong if it is wrong as it is, or fooled by any attack up to that size. Bands: 95 % intervals over "
@@ -55,12 +55,12 @@ def glance(study: StudyRecord) -> Figure | None:
         "Error in percent on clean and attacked test images; lower is better. A dot is the mean over seeds, the bar its 95 % "
         "interval; hollow diamonds are the paper's numbers."
     )
-    return _charts("glance", "Errors at a glance.", caption, study, drawings)
+    return _charts("glance", "Errors at a glance.", caption, study.groups, drawings)
 
 
-def _charts(name: str, title: str, caption: str, study: StudyRecord, drawings: Sequence[str]) -> Figure:
-    """Drawings side by side where there is room, below a legend of all groups."""
-    return Figure(name, title, caption, "charts.html", {"groups": study.groups, "panels": drawings})
+def _charts(name: str, title: str, caption: str, groups: Sequence[Group], drawings: Sequence[str]) -> Figure:
+    """Drawings side by side where there is room, below a legend."""
+    return Figure(name, title, caption, "charts.html", {"groups": groups, "panels": drawings})
 
 
 def _dots(study: StudyRecord, units: str) -> str | None:
@@ -102,9 +102,9 @@ def epsilon_curves(study: StudyRecord) -> Figure | None:
     found: dict[str, dict[str, list[tuple[Group, list[float], list[Estimate]]]]] = {}
     images = 0
     for group in study.groups:
-        records = [curve for run in group.runs if run.pictures and isinstance(curve := run.pictures.facts.get("curve"), dict)]
-        images = max([images, *(int(record.get("images") or 0) for record in records)])
-        for name in sorted({name for record in records for name in record.get("errors", {})}):
+        records = [run.pictures.facts["curve"] for run in group.runs if run.pictures and "curve" in run.pictures.facts]
+        images = max([images, *(record["images"] for record in records)])
+        for name in sorted({name for record in records for name in record["errors"]}):
             attack, _, units = name.rpartition("_")
             points = _curve_points(records, name)
             if points and units in UNITS:
@@ -119,14 +119,13 @@ def epsilon_curves(study: StudyRecord) -> Figure | None:
         "Bands are 95 % intervals over seeds, where there are several. A curve that levels off far below "
         "100 %, or falls, is a reason to read the masking verdicts above."
     )
-    return _charts("curves", "Single attacks.", caption, study, drawings)
+    return _charts("curves", "Single attacks.", caption, study.groups, drawings)
 
 
 def _curve_points(records: Sequence[Record], name: str) -> list[tuple[float, Estimate]]:
     by_level: dict[float, list[float]] = {}
     for record in records:
-        values = record.get("errors", {}).get(name, [])
-        for level, value in zip(record.get("levels", []), values, strict=False):
+        for level, value in zip(record["levels"], record["errors"].get(name, ()), strict=False):
             by_level.setdefault(float(level), []).append(float(value))
     return [(level, estimate) for level in sorted(by_level) if (estimate := over_seeds(by_level[level], bounds=(0.0, 100.0)))]
 
@@ -177,7 +176,8 @@ def certified_curves(study: StudyRecord) -> Figure | None:
         f"vote of the network over noise: {sigmas}. Abstentions count as wrong. Each radius holds with probability "
         f"{' or '.join(certainties)}."
     )
-    return _charts("certified-accuracy", "Certified accuracy against the radius.", caption, study, drawings)
+    certified = [group for group in study.groups if any(group is other for other, _ in lines)]
+    return _charts("certified-accuracy", "Certified accuracy against the radius.", caption, certified, drawings)
 
 
 def _certified(unit: str, title: str, lines: Sequence[tuple[Group, Record]]) -> str:
@@ -216,7 +216,7 @@ def training_curves(study: StudyRecord) -> Figure | None:
     caption = (
         "A thin line for each seed, a bold one for their mean. The loss is without the penalty; both on a logarithmic scale."
     )
-    return _charts("training", "Training.", caption, study, drawings)
+    return _charts("training", "Training.", caption, study.groups, drawings)
 
 
 def _training(study: StudyRecord, key: str, label: str, log: bool) -> str | None:
@@ -258,17 +258,8 @@ def _plain_log_scale(axes: Any) -> None:
 
 def _series(epochs: Sequence[Record], key: str, log: bool) -> dict[float, float]:
     """Values by epoch, without those that cannot be drawn."""
-    line = {}
-    for i, record in enumerate(epochs):
-        value, epoch = record.get(key), record.get("epoch", i + 1)
-        if (
-            isinstance(value, int | float)
-            and isinstance(epoch, int | float)
-            and math.isfinite(value)
-            and (value > 0 or not log)
-        ):
-            line[float(epoch)] = float(value)
-    return line
+    known = [record for record in epochs if record.get(key) is not None]
+    return {float(record["epoch"]): float(record[key]) for record in known if record[key] > 0 or not log}
 
 
 def _times(factor: float) -> Callable[[Any], Any]:

@@ -12,6 +12,7 @@ from wassersmooth.robustness.summary import CurvePoint
 from wassersmooth.study import figure_data
 from wassersmooth.study.estimates import Estimate, over_seeds
 from wassersmooth.study.measures import UNITS
+from wassersmooth.study.runs import images_of
 
 Record = Mapping[str, Any]
 # What the paper says about its training (section 5 and its appendix); configurations that lack a key have the default.
@@ -23,10 +24,10 @@ PAPER_RECIPE = {
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """How a run was measured: the suite, the number of images of the clean row, and the hash of the test set."""
+    """How a run was measured: the suite, the number of images of the clean row, 0 if unknown, and the hash of the test set."""
 
     suite: str
-    images: int | None
+    images: int
     test_set: str
 
     def same_images(self, other: MeasuredOn) -> bool:
@@ -36,47 +37,42 @@ class MeasuredOn:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What was read of one run; empty or None for a file that could not be read."""
+    """What was read of one run; empty or None for a file that could not be read.
+
+    The reader has checked all files but the configuration, which may be of a later version.
+    """
 
     name: str
     config: Record
-    epochs: tuple[Record, ...] = ()
-    provenance: Record | None = None
-    evaluation: Record | None = None
-    pictures: figure_data.FigureData | None = None
-    certificates: Record | None = None
+    epochs: tuple[Record, ...]
+    provenance: Record
+    evaluation: Record
+    pictures: figure_data.FigureData | None
+    certificates: Record | None
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """A value of the configuration, wherever it is nested."""
-        return find(self.config, key, default)
+        """A value of the configuration; the default also where it is null."""
+        found = self.config.get(key)
+        return default if found is None else found
 
     def error(self, name: str) -> float | None:
-        return number(section(self.evaluation, "errors").get(name))
+        found: float | None = self.evaluation.get("errors", {}).get(name)
+        return found
 
     def interval(self, name: str) -> tuple[float, float] | None:
         """The stored interval over test images, else Wilson's from the number of images."""
-        stored = section(self.evaluation, "intervals").get(name)
-        if isinstance(stored, list | tuple) and len(stored) == 2:
-            low, high = number(stored[0]), number(stored[1])
-            if low is not None and high is not None:
-                return low, high
-        error, images = self.error(name), self.images(name)
+        if name in (stored := self.evaluation.get("intervals", {})):
+            low, high = stored[name]
+            return low, high
+        error, images = self.error(name), images_of(self.evaluation, name)
         return None if error is None or not images else wilson(round(error / 100 * images), images)
-
-    def images(self, name: str = "clean") -> int | None:
-        """The number of test images of a row."""
-        entries = (self.evaluation or {}).get("entries")
-        for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, Mapping) and entry.get("name") == name:
-                return int(number(entry.get("images")) or 0) or None
-        return int(number((self.evaluation or {}).get("images")) or 0) or None
 
     def curve(self) -> tuple[CurvePoint, ...]:
         """Error against epsilon over all attacks together; of an evaluation by an earlier version, over the single attacks."""
-        stored = _points((self.evaluation or {}).get("curve"))
+        stored = _points(self.evaluation.get("curve"))
         if stored:
             return stored
-        attacks = _points((self.evaluation or {}).get("entries"))
+        attacks = _points(self.evaluation.get("entries"))
         found = []
         for ball in attacks:
             inside = [p for p in attacks if (p.norm, p.units) == (ball.norm, ball.units) and p.epsilon <= ball.epsilon]
@@ -87,17 +83,16 @@ class RunRecord:
     @property
     def measured_on(self) -> MeasuredOn | None:
         """How the run was measured; None if it was not."""
-        if self.evaluation is None or self.error("clean") is None:
+        if self.error("clean") is None:
             return None
-        suite, test_set = (str(self.evaluation.get(key, "unknown")) for key in ("suite", "test_sha256"))
-        return MeasuredOn(suite, self.images(), test_set)
+        suite, test_set = (self.evaluation.get(key, "unknown") for key in ("suite", "test_sha256"))
+        return MeasuredOn(suite, images_of(self.evaluation), test_set)
 
     @property
     def seconds(self) -> float | None:
         """Training time: the sum over epochs, which is right for a resumed run too, else that of the provenance."""
-        spent = [number(epoch.get("seconds")) for epoch in self.epochs]
-        known = [value for value in spent if value is not None]
-        return math.fsum(known) if known else number((self.provenance or {}).get("seconds"))
+        spent = [epoch["seconds"] for epoch in self.epochs if "seconds" in epoch]
+        return math.fsum(spent) if spent else self.provenance.get("seconds")
 
 
 @dataclass(frozen=True)
@@ -137,9 +132,7 @@ class Group:
 
     def flips(self, axis: str) -> Estimate | None:
         """Label changes along a translation, over the seeds."""
-        measured = [
-            (value, run) for run in self.runs if (value := number(section(run.evaluation, "flips").get(axis))) is not None
-        ]
+        measured = [(run.evaluation["flips"][axis], run) for run in self.runs if axis in run.evaluation.get("flips", ())]
         single = measured[0][1].interval(f"flips_{axis}") if len(measured) == 1 else None
         return over_seeds([value for value, _ in measured], single, bounds=(0.0, math.inf))
 
@@ -198,22 +191,10 @@ class StudyRecord:
     def std(self) -> float | None:
         """One normalized unit in pixels, averaged over the channels; None without a normalization."""
         for run in self.runs:
-            std = (run.evaluation or {}).get("std")
-            numbers = [number(value) for value in std] if isinstance(std, list) else []
-            known = [value for value in numbers if value is not None]
-            if known and min(known) > 0:
-                return math.fsum(known) / len(known)
+            std = run.evaluation.get("std")
+            if std and min(std) > 0:
+                return math.fsum(std) / len(std)
         return None
-
-
-def find(record: Record, key: str, default: Any = None) -> Any:
-    """The value of a key, also inside nested objects."""
-    if record.get(key) is not None:
-        return record[key]
-    for value in record.values():
-        if isinstance(value, Mapping) and (found := find(value, key)) is not None:
-            return found
-    return default
 
 
 def _points(stored: object) -> tuple[CurvePoint, ...]:
@@ -227,12 +208,6 @@ def _points(stored: object) -> tuple[CurvePoint, ...]:
         if epsilon and error is not None and low is not None and high is not None and images:
             found.append(CurvePoint(epsilon, point["units"], point["norm"], error, low, high, int(images)))
     return tuple(found)
-
-
-def section(record: Record | None, key: str) -> Record:
-    """The object under a key; empty if there is none."""
-    found = (record or {}).get(key)
-    return found if isinstance(found, Mapping) else {}
 
 
 def number(value: object) -> float | None:

@@ -153,7 +153,7 @@ def neighborhoods(study: StudyRecord) -> Figure | None:
     if not shown:
         return None
     data = shown[0][1]
-    origin = str((data.facts.get("neighbors") or {}).get("origin", THIS_DATA))
+    origin = data.facts.get("neighbors", {}).get("origin", THIS_DATA)
     if origin != THIS_DATA and not study.is_the_papers:
         return None
     grids = []
@@ -161,7 +161,7 @@ def neighborhoods(study: StudyRecord) -> Figure | None:
         around = data.tensors[f"neighbors/{name}"]
         grids.append({"words": words, "tiles": [picture(image, f"{words}, number {i}") for i, image in enumerate(around, 1)]})
     l2, w2 = data.facts.get("distance/l2"), data.facts.get("distance/w2")
-    distances = f" ({l2:.2f} in L2, {w2:.2f} pixels in W2)" if isinstance(l2, float) and isinstance(w2, float) else ""
+    distances = "" if l2 is None or w2 is None else f" ({l2:.2f} in L2, {w2:.2f} pixels in W2)"
     caption = (
         f"In the middle an image of {origin}; around it, at one fixed distance from it{distances}, the points on the way to "
         "the others. Straight lines fade one image into another; transport moves the ink."
@@ -222,14 +222,14 @@ def _groups_with(study: StudyRecord, *names: str) -> list[tuple[Group, FigureDat
     return [
         (group, data)
         for group, data in found
-        if all(name in data.tensors for name in names) and (fact == "neighbors" or isinstance(data.facts.get(fact), dict))
+        if all(name in data.tensors for name in names) and (fact == "neighbors" or fact in data.facts)
     ]
 
 
 def _class_names(study: StudyRecord, data: FigureData) -> Sequence[str]:
     """Those of a folder of images, which evaluate has stored, else those of a known data set."""
-    if isinstance(stored := data.facts.get("classes"), list):
-        return [str(name) for name in stored]
+    if stored := data.facts.get("classes"):
+        return stored  # type: ignore[no-any-return]
     return CLASSES.get(str(next(iter(study.settings("dataset")), "")), ())
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 from wassersmooth.study import figure_data
 from wassersmooth.study.config import FREE_TO_CHANGE
 from wassersmooth.study.regularizers import heading_of, strength_label
-from wassersmooth.study.report.data import Group, RunRecord, StudyRecord, find, number, section
+from wassersmooth.study.report.data import Group, RunRecord, StudyRecord, number
 from wassersmooth.study.runs import CERTIFICATES, RunFiles, unverified_line, unverified_rows
 from wassersmooth.study.stored_json import UnreadableError
 
@@ -74,18 +74,17 @@ def _read_run(files: RunFiles, warnings: list[str]) -> RunRecord | None:
     config = read(files.stored_config)
     if config is None:
         return None
-    if not isinstance(find(config, "regularizer"), str):
+    if not isinstance(config.get("regularizer"), str):
         warn("config.json", "names no regularizer")
         return None
     evaluation = read(files.evaluation)
-    if evaluation is not None and not section(evaluation, "errors"):
+    if evaluation is not None and not evaluation.get("errors"):
         warn("evaluation.json", "holds no errors")
     elif evaluation is not None and (rows := unverified_rows(evaluation)):
         warnings.append(unverified_line(files, rows))
-    certificates = read(files.certificates)
-    return RunRecord(
-        files.name, config, tuple(epochs()), read(files.provenance), evaluation, read(files.pictures), certificates
-    )
+    certificates, rows_of_epochs = read(files.certificates), tuple(epochs())
+    provenance = read(files.provenance) or {}
+    return RunRecord(files.name, config, rows_of_epochs, provenance, evaluation or {}, read(files.pictures), certificates)
 
 
 def _grouped(runs: list[RunRecord]) -> tuple[Group, ...]:

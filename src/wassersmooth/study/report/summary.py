@@ -9,7 +9,7 @@ from wassersmooth.robustness.report import UNMASKED
 from wassersmooth.study.estimates import Estimate
 from wassersmooth.study.measures import spoken
 from wassersmooth.study.report.data import Group, MeasuredOn, RunRecord, StudyRecord
-from wassersmooth.study.tables import listed
+from wassersmooth.study.tables import counted, listed
 
 Measure = tuple[str, list[tuple[Group, Estimate]]]  # its name in a sentence, and its value in each group
 
@@ -47,7 +47,7 @@ def mismatch_warning(study: StudyRecord) -> str:
     setups = Counter(measured.values())
     if len(setups) < 2:
         return ""
-    usual = max(setups, key=lambda setup: (setups[setup], setup.images or 0))
+    usual = max(setups, key=lambda setup: (setups[setup], setup.images))
     odd = {name: setup for name, setup in measured.items() if setup != usual}
     named = [f"{name} ({_described(setup, usual)})" for name, setup in list(odd.items())[:MOST_NAMES]]
     more = [f"{len(odd) - MOST_NAMES} more"] if len(odd) > MOST_NAMES else []
@@ -78,15 +78,15 @@ def _what(study: StudyRecord) -> str:
     if not runs:
         return "No run of this study could be read."
     kinds = listed([group.name if group.kind != "none" else "no penalty" for group in study.groups])
-    trained = f"{runs} network{'s' * (runs != 1)} {'were' if runs != 1 else 'was'} trained"
+    trained = f"{counted(runs, 'network')} {'were' if runs != 1 else 'was'} trained"
     dataset = listed([str(value) for value in study.settings("dataset")])
     return f"{trained}{f' on {dataset}' if dataset else ''}, with {kinds}."
 
 
 def _told(study: StudyRecord) -> list[str]:
     """The summary of the only run, in the words of its own page."""
-    told = [run.evaluation.get("summary") for run in study.runs if run.evaluation is not None]
-    return [str(told[0])] if len(study.runs) == 1 and told and told[0] else []
+    told = [said for run in study.runs if (said := run.evaluation.get("summary"))]
+    return told if len(study.runs) == 1 else []
 
 
 def _numbers_of(study: StudyRecord) -> tuple[list[str], list[Measure]]:
@@ -164,19 +164,18 @@ def _beyond(found: Sequence[tuple[Group, Estimate]]) -> str:
 
 
 def _masking(study: StudyRecord) -> str:
-    verdicts = [str(run.evaluation["verdict"]) for run in study.runs if run.evaluation and "verdict" in run.evaluation]
+    verdicts = [run.evaluation["verdict"] for run in study.runs if "verdict" in run.evaluation]
     if not verdicts:
         return ""
     masked, unmasked = sum(v.startswith("masked") for v in verdicts), sum(v == UNMASKED for v in verdicts)
+    if not masked and not unmasked:
+        return f"The checks for gradient masking say nothing about {counted(len(verdicts), 'evaluated run')}."
     if not masked and unmasked < len(verdicts):  # too few images, or a network that learned nothing
         found = f"The checks found no sign of gradient masking in {unmasked} of {len(verdicts)} evaluated runs"
         return f"{found}; of the others they say nothing."
     if not masked:
-        return (
-            f"The checks found no sign of gradient masking in any of the {len(verdicts)} evaluated runs."
-            if len(verdicts) > 1
-            else ("The checks found no sign of gradient masking.")
-        )
+        where = f" in any of the {len(verdicts)} evaluated runs" if len(verdicts) > 1 else ""
+        return f"The checks found no sign of gradient masking{where}."
     return (
         f"{masked} of {len(verdicts)} evaluated runs show signs of gradient masking, so their errors under attack are too low."
     )
@@ -193,8 +192,8 @@ def _learned_nothing(study: StudyRecord) -> str:
 
 
 def _guesses(run: RunRecord) -> bool:
-    told = (run.evaluation or {}).get("summary")
-    return told.startswith(LEARNED_NOTHING) if isinstance(told, str) else (run.error("clean") or 0.0) >= GUESSING
+    told: str | None = run.evaluation.get("summary")
+    return told.startswith(LEARNED_NOTHING) if told else (run.error("clean") or 0.0) >= GUESSING
 
 
 def _caveat(study: StudyRecord) -> str:

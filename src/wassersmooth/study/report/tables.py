@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-
 from wassersmooth.study.estimates import over_seeds
 from wassersmooth.study.measures import CLEAN, PREDICTED_NOTE, PREDICTED_UNITS, UNITS, error_key, full_title, table_title
 from wassersmooth.study.report.data import Group, RunRecord, StudyRecord, number
-from wassersmooth.study.tables import DASH, MINUS, TIMES, Cell, Table, TableRow, cells, short_commit
+from wassersmooth.study.runs import images_of
+from wassersmooth.study.tables import DASH, MINUS, TIMES, Cell, Table, TableRow, cells, counted, short_commit
 
 # The paper's tables 1 and 2: CIFAR-10, ResNet-20, 200 epochs.
 PAPER_ERRORS = {
@@ -110,8 +108,7 @@ def beyond_table(study: StudyRecord) -> Table | None:
     in_table_1 = {error_key(stem, units) for stem in PAPER_ERRORS for units in (*UNITS, PREDICTED_UNITS)}
     names: dict[str, None] = {}
     for run in study.runs:
-        errors = (run.evaluation or {}).get("errors")
-        names |= dict.fromkeys(str(name) for name in errors) if isinstance(errors, Mapping) else {}
+        names |= dict.fromkeys(run.evaluation.get("errors", ()))
     rows = []
     for name in names:
         estimates = [group.error(name) for group in study.groups]
@@ -140,14 +137,11 @@ def masking_table(study: StudyRecord) -> Table | None:
         said: dict[str, int] = {}
         evidence: dict[str, None] = {}
         for run in group.runs:
-            record = run.evaluation or {}
-            if not isinstance(verdict := record.get("verdict"), str):
+            if (verdict := run.evaluation.get("verdict")) is None:
                 continue
             said[verdict] = said.get(verdict, 0) + 1
-            found = record.get("masking")
-            for finding in found if isinstance(found, list) else ():
-                words = str(finding.get("evidence", "")) if isinstance(finding, Mapping) else str(finding)
-                evidence |= {f"seed {_seed(run)}: {words}": None}
+            for finding in run.evaluation.get("masking", ()):
+                evidence |= {f"seed {_seed(run)}: {finding['evidence']}": None}
         if said:
             runs = sum(said.values())
             verdicts = "; ".join(f"{verdict} ({count} of {runs})" if runs > 1 else verdict for verdict, count in said.items())
@@ -189,7 +183,7 @@ def cost_table(study: StudyRecord) -> Table | None:
         )
     if not rows:
         return None
-    devices = [str((run.provenance or {}).get("device")) for run in study.runs if (run.provenance or {}).get("device")]
+    devices = [run.provenance["device"] for run in study.runs if run.provenance.get("device")]
     where = f" On {', '.join(dict.fromkeys(devices))}." if devices else ""
     caption = f"Training alone, without evaluation; small print: 95 % t-interval over seeds.{where} " + (
         "The runs took turns on one device, so their times do not compare." if shared else ""
@@ -203,20 +197,13 @@ def provenance_table(study: StudyRecord) -> Table | None:
     rows = []
     for run in study.runs:
         record = run.provenance
-        if record is None:
+        if not record:
             continue
-        versions = record.get("versions")
-        packages = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, Mapping) else _plain(versions)
-        device, threads = _plain(record.get("device")), record.get("threads")
-        machine = f"{device}, {_plain(threads)} thread{'s' * (threads != 1)}" if threads is not None else device
-        command = record.get("command")
-        words = " ".join(map(str, command)) if isinstance(command, list) else _plain(command)
-        rows.append(
-            TableRow(
-                run.name,
-                tuple(Cell(x) for x in (_seed(run), short_commit(_plain(record.get("commit"))), machine, packages, words)),
-            )
-        )
+        packages = ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
+        machine = record.get("device") or DASH
+        machine += f", {counted(record['threads'], 'thread')}" if "threads" in record else ""
+        words = (_seed(run), short_commit(record.get("commit") or DASH), machine, packages, " ".join(record.get("command", ())))
+        rows.append(TableRow(run.name, tuple(Cell(text or DASH) for text in words)))
     if not rows:
         return None
     columns = (("Seed", ""), ("Commit", ""), ("Machine", ""), ("Versions", ""), ("Command", ""))
@@ -234,17 +221,12 @@ def _series(study: StudyRecord) -> tuple[int, ...]:
 
 def _count(study: StudyRecord) -> str:
     """The number of images of the clean error; several numbers if the runs differ."""
-    counts = sorted({count for run in study.runs if run.error("clean") is not None and (count := run.images())})
+    counts = sorted({count for run in study.runs if run.error("clean") is not None and (count := images_of(run.evaluation))})
     return " or ".join(f"{count:,}" for count in counts) + " " * bool(counts)
 
 
 def _reach(study: StudyRecord) -> int | None:
-    for run in study.runs:
-        entries = (run.evaluation or {}).get("translations")
-        for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, Mapping) and isinstance(entry.get("reach"), int):
-                return int(entry["reach"])
-    return None
+    return next((entry["reach"] for run in study.runs for entry in run.evaluation.get("translations", ())), None)
 
 
 def _mean_corruption(group: Group, names: list[str]) -> list[float]:
@@ -253,10 +235,4 @@ def _mean_corruption(group: Group, names: list[str]) -> list[float]:
 
 
 def _seed(run: RunRecord) -> str:
-    return _plain(run.setting("seed"))
-
-
-def _plain(value: object) -> str:
-    if value is None:
-        return DASH
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return str(run.setting("seed", DASH))

@@ -29,7 +29,7 @@ def write_report(study_folder: Path, say: Callable[[str], None] = lambda line: N
     # All three are made before the first is replaced, since they belong together.
     made = {"tables.md": _markdown(study), "tables.tex": _latex(study), "report.html": page(study)}
     for name, text in made.items():
-        durable.write(folder / name, text.encode())
+        durable.write_text(folder / name, text)
     return folder / "report.html"
 
 

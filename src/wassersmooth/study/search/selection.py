@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.regularizers import Regularizer, strength_label
+from wassersmooth.study.regularizers import LARGEST_RADIUS, Regularizer, strength_label
 from wassersmooth.study.stored_json import PERCENT, list_of, number, object_of, object_with, optional, read_json, text, whole
 
 TOLERANCE = 1.0  # percentage points of clean error that a choice may cost
@@ -18,7 +18,8 @@ SELECTIONS = {
     MOST_ROBUST: "the best robust error, whatever it costs",
 }
 _POINT = object_with(
-    {"kind": text, "eta": number(0, 1e6), "radius": whole(0, 10**6), "mass": number(0, 1e6)}, {"epsilon": number(0, 1e6)}
+    {"kind": text, "eta": number(0, 1e6), "radius": whole(0, LARGEST_RADIUS), "mass": number(0, 1e6)},
+    {"epsilon": number(0, 1e6)},
 )
 _MEASURED = object_with({"point": _POINT, "clean": PERCENT, "robust": PERCENT, "seeds": whole(1, 10**6)})
 RECIPE = {"epochs": whole(1), "milestones": list_of(whole(1)), "images": whole(1), "validation": number(0, 1)}

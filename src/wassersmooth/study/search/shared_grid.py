@@ -7,6 +7,7 @@ database in place of a journal file, which also works on network file systems, a
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -20,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from wassersmooth import _checks
-from wassersmooth.study import provenance
+from wassersmooth.study import durable, provenance
 from wassersmooth.study.console import Console
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.regularizers import LARGEST_RADIUS, Regularizer
 from wassersmooth.study.search.selection import Measured
 from wassersmooth.study.stored_json import PERCENT, number, object_with, whole
 
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 LARGEST = 1e20
-POINT = object_with({"eta": number(0, LARGEST), "radius": whole(0, 10**6), "mass": number(0, LARGEST)})
+LONGEST_BEAT = 60.0  # seconds between two heartbeats, however long the grace is
+POINT = object_with({"eta": number(0, LARGEST), "radius": whole(0, LARGEST_RADIUS), "mass": number(0, LARGEST)})
 RESULT = object_with({"clean": PERCENT, "robust": PERCENT, "seeds": whole(1, 10**6)})
 
 
@@ -49,6 +51,8 @@ def _naming_the_storage(method: Callable[P, T]) -> Callable[P, T]:
         except Exception as error:
             grid = arguments[0]
             assert isinstance(grid, SharedGrid)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise durable.cannot_write(Path(grid.storage), error) from None
             said = f"--storage {grid.storage}: cannot be used ({_checks.first_line(error)}); {_remedy(grid.storage, error)}"
             raise StudyError(provenance.without_passwords(said, [grid.storage])) from None
 
@@ -152,7 +156,7 @@ class SharedGrid:
     def point_of(self, trial: optuna.Trial) -> Regularizer:
         """The point of a trial. Its ranges fit every grid, so that a larger grid can continue in the same storage."""
         eta, mass = trial.suggest_float("eta", 0.0, LARGEST), trial.suggest_float("mass", 0.0, LARGEST)
-        return self._point({"eta": eta, "radius": trial.suggest_int("radius", 0, 10**6), "mass": mass})
+        return self._point({"eta": eta, "radius": trial.suggest_int("radius", 0, LARGEST_RADIUS), "mass": mass})
 
     @_naming_the_storage
     def finish(self, trial: optuna.Trial, result: Measured) -> None:
@@ -166,7 +170,7 @@ class SharedGrid:
         done = threading.Event()
 
         def keep_beating() -> None:
-            while not done.wait(self.grace / 10):
+            while not done.wait(min(self.grace / 10, LONGEST_BEAT)):
                 with suppress(Exception):  # a busy disk or database may refuse one write and accept the next
                     self._beat(trial)
 

@@ -37,7 +37,7 @@ Strengths = Annotated[tuple[float, ...] | tuple[str, ...], tyro.conf.arg(metavar
 
 @dataclass(frozen=True)
 class Grid:
-    """Every eta with every radius and mass; a point is averaged over the seeds."""
+    """Every eta with every radius and mass; the errors of a point are averaged over the seeds."""
 
     regularizer: str = "wasserstein"
     """The kind to search; euclidean has no radius and no mass."""
@@ -48,7 +48,7 @@ class Grid:
     masses: tuple[float, ...] = (0.0,)
     """Coefficients of the mass term."""
     storage: str | None = None
-    """A journal file that all workers can access, or a database URL. Without it: sweep.journal in the study's folder."""
+    """A journal file that all workers can access, or a database URL. By default sweep.journal in the study's folder."""
     grace: float = 300.0
     """Seconds without a heartbeat after which a worker on another machine counts as dead."""
 
@@ -63,10 +63,10 @@ class Grid:
         on_graph = self.regularizer in ON_A_GRAPH
         graphs = [f",radius={radius},mass={mass}" for radius in self.radii for mass in self.masses] if on_graph else [""]
         found = [Regularizer.parse(f"{self.regularizer}:eta={eta}{graph}") for eta in self.etas for graph in graphs]
-        if not found or len(set(found)) != len(found) or self.grace <= 0:
+        if not found or len(set(found)) != len(found) or not self.grace > 0:  # nan is not positive either
             got = f"etas {self.etas}, radii {self.radii}, masses {self.masses} and grace {self.grace:g}"
             raise StudyError(
-                f"a grid needs etas, radii and masses, each value once, and a positive grace; got {got}; correct those"
+                f"a grid needs etas, radii and masses, each value once, and a positive grace; got {got}; correct these"
             )
         return found
 
@@ -138,9 +138,8 @@ def _conclude(
         durable.write_json(path, chosen | {"points": search["points"], "searches": searches})
         points = [point_of(one["point"]) for kinds in by_rule.values() for one in kinds.values() if one is not None]
         listed = ", ".join(f'"{point}"' for point in dict.fromkeys((UNREGULARIZED, *points)))
-        durable.write(
-            folder / "selected.toml", f"# What the sweep selected, for train --config.\nregularizers = [{listed}]\n".encode()
-        )
+        selection = f"# What the sweep selected, for train --config.\nregularizers = [{listed}]\n"
+        durable.write_text(folder / "selected.toml", selection)
     marks = {m: [rule for rule, one in selected.items() if one == m] + ["chosen"] * (m == best) for m in found}
     marks |= {m: ["one label for all"] for m in [unregularized, *found] if m.one_answer}
     console.table(
