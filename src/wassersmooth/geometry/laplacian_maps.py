@@ -183,7 +183,7 @@ def _apply_kernel(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tenso
     s, u, v = tiles.degrees(v), tiles.cut(u), tiles.cut_centered(v)
     sum_u, sum_v, sum_uv = tiles.sums(u, v, u * v)
     u, v = tiles.core(u), tiles.core(v)
-    return tiles.join(torch.addcmul(sum_u * v - sum_uv, u, s * v - sum_v)).to(dtype) / 2
+    return tiles.join(u * (s * v - sum_v) + (sum_u * v - sum_uv)).to(dtype) / 2
 
 
 def _quadratic_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def _carre_kernel(graph: PixelGraph, weights: Tensor | None, p: Tensor, q: Tenso
     q = tiles.cut_centered(q)
     sum_p, sum_q, sum_pq = tiles.sums(p, q, p * q)
     p, q = tiles.core(p), tiles.core(q)
-    return tiles.join(torch.addcmul(sum_pq - q * sum_p, p, s * q - sum_q)).to(dtype) / 2
+    return tiles.join(p * (s * q - sum_q) + (sum_pq - q * sum_p)).to(dtype) / 2
 
 
 class _Tiling:
