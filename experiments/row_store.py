@@ -58,6 +58,13 @@ def changing(path: Path) -> Iterator[dict[str, Any]]:
         durable.write_json(path, stored)
 
 
+def add(path: Path, rows: Sequence[Row], key: Sequence[str]) -> int:
+    """Add rows to the file, each in place of one with the same key; return how many it holds now."""
+    with changing(path) as stored:
+        stored["rows"] = merged(stored["rows"], rows, key)
+        return len(stored["rows"])
+
+
 def _refuse_folder(path: Path) -> None:
     if path.is_dir():
         raise StudyError(f"expected a file of rows; got {path}, a folder; give a file in it, such as {path / 'rows.json'}")

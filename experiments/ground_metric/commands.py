@@ -86,8 +86,7 @@ class Fit(Where):
                     console.line(f"{dataset}, {motion}, seed {seed}")
                     row |= row_of(loaded, motion, counts, seed, console.line)
                     row["origin"] = provenance.origin(choose_device("cpu"))
-                    with row_store.changing(path) as stored:
-                        stored["rows"] = row_store.merged(stored["rows"], [row], FIT_KEY)
+                    row_store.add(path, [row], FIT_KEY)
 
 
 @dataclass(frozen=True)
@@ -163,9 +162,8 @@ class Merge:
         if not self.files:
             raise StudyError("merge needs files of rows that train has written; got none; for instance training.json")
         found = [row for path in self.files for row in stored_rows.read_trained(path)]
-        with row_store.changing(self.output / TRAINING) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], found, KEY)
-            Console().line(f"{self.output / TRAINING}: {counted(len(stored['rows']), 'row')}")
+        path = self.output / TRAINING
+        Console().line(f"{path}: {counted(row_store.add(path, found, KEY), 'row')}")
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,19 @@ import itertools
 import math
 import statistics
 import zlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from experiments.comparison import Difference
 from experiments.points import Point as AnyPoint
 from experiments.row_store import Row
-from wassersmooth.study.estimates import chance
 from wassersmooth.study.measured_rows import unpacked
 
 Draws = npt.NDArray[np.float64]  # one value for each simulated study
-Name = TypeVar("Name", bound=Hashable)
-
 DRAWS = 1000
-LEVEL = 0.05
 PLACES = 21  # clean errors at which two curves are compared
 BY = ("clean", "elastic_1.5", "rotation_15", "shift_2")  # validation errors whose mean chooses a strength
 
@@ -66,30 +62,6 @@ def families(points: Sequence[Point]) -> dict[str, list[Point]]:
 def chosen(points: Sequence[Point]) -> Point:
     """The strength of a family with the lowest mean validation error."""
     return min(points, key=lambda point: point.validation)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How much one side lies above the other, with one standard error; nan where no spread over seeds is known."""
-
-    mean: float
-    error: float
-    freedom: int = 0
-
-    @property
-    def chance(self) -> float:
-        """The p-value."""
-        return chance(self.mean / self.error, self.freedom) if self.error > 0 else 1.0
-
-
-def all_clear(found: Mapping[Name, Difference]) -> set[Name]:
-    """The differences that are significant together, by Holm: any of them is wrong with probability at most 5 %."""
-    result: set[Name] = set()
-    for place, name in enumerate(sorted(found, key=lambda name: found[name].chance)):
-        if found[name].chance >= LEVEL / (len(found) - place):
-            break
-        result.add(name)
-    return result
 
 
 class Studies:

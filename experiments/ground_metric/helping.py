@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments import row_store
+from experiments import row_store, side_by_side
 from experiments.ground_metric import measuring
 from experiments.ground_metric.plans import Scale, Setting
-from wassersmooth.study import acceleration, data, durable, provenance
-from wassersmooth.study.config import Machine
+from wassersmooth.study import acceleration, data, provenance
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
-from wassersmooth.study.errors import DivergedError
-from wassersmooth.study.runs import Run, locked
-from wassersmooth.study.stored_json import one_line
+from wassersmooth.study.runs import Run
 from wassersmooth.study.training import training
 
 KEY = ("dataset", "augment", "method", "seed")
@@ -53,14 +49,12 @@ class Work:
         self.parallel, self.at_once, self.deadline = parallel, at_once, deadline
         self.console = Console()
         self.took: dict[str, float] = {}  # seconds of the last network of each kind, beside the others
-        self.failed: set[str] = set()  # methods that this process cannot train
+        self.attempts = side_by_side.Attempts(device, self.console)
 
     def run(self, settings: Sequence[Setting]) -> None:
         """Train and measure what is missing, in this order, until nothing can be begun."""
         tried: set[Setting] = set()
-        with warnings.catch_warnings():
-            if self.device.type == "cuda":  # an eager step takes ten times as long: the others go first
-                warnings.filterwarnings("error", message=".*the eager step, not the fast one")
+        with side_by_side.fast_steps_alone(self.device):
             while left := [one for one in self.missing(settings) if one not in tried]:
                 source = left[0].config(self.scale, self.folder, self.parallel).data
                 loaded = data.load(source, self.scale.images[0]).to(self.device)
@@ -77,21 +71,15 @@ class Work:
     def _one(self, setting: Setting, loaded: Dataset, tried: set[Setting]) -> Iterator[None]:
         """Train and measure one network, unless another process has it; a method that fails leaves the others alone."""
         name = f"{setting.method}{', crops' * setting.crops}, seed {setting.seed}"
-        if setting.method in self.failed or time.perf_counter() + self._expected(setting) > self.deadline:
+        if time.perf_counter() + self._expected(setting) > self.deadline:
             return
         run = Run.of(self.runs / setting.study(), setting.config(self.scale, self.folder, self.parallel))
-        durable.make_folder(run.folder.parent)
-        with locked(lock_of(run)) as mine:
-            if not mine or not self.missing([setting]):
-                return
+
+        def work() -> Iterator[None]:
             tried.add(setting)
-            try:
-                yield from self._trained(setting, run, loaded, name)
-            except Exception as error:
-                self.failed.add(setting.method)
-                self.console.line(f"{name}: failed, and is left out: {type(error).__name__}: {one_line(error)}")
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)  # raises where the device is lost to this process: others go on
+            return self._trained(setting, run, loaded, name)
+
+        yield from self.attempts.at(run, name, setting.method, work, lambda: bool(self.missing([setting])))
 
     def _expected(self, setting: Setting) -> float:
         """Seconds that a network will take at least; 0 before one is finished."""
@@ -107,43 +95,24 @@ class Work:
         }
         row |= {"kind": config.regularizer.kind, "eta": config.regularizer.eta, "epsilon": 0.0, "activation": "softplus"}
         row |= {"epochs": config.training.epochs, "patience": None, "patience_on": "clean"}
-        _allow_tf32(True)
-        with run.claimed():
-            try:
-                for _ in () if run.finished else training(run, loaded, World(self.device), self.console):
-                    yield
-                    if time.perf_counter() > self.deadline:
-                        self.console.line(f"{name}: out of time; the same command continues")
-                        return
-            except DivergedError as error:
-                self.console.line(f"{name}: {error}")
-                row["diverged"] = True
-        if not row.get("diverged"):
+        steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console)
+        if not (yield from side_by_side.train(run, steps, row, name, self.deadline, self.console)):
+            return
+        if "diverged" not in row:
             trained = time.perf_counter()
-            _allow_tf32(False)  # attacks need small gradients, which lower precision rounds away
-            model = run.load_model(loaded).to(self.device)
-            row |= measuring.of_both_parts(model, loaded.test, loaded.validation, setting.dataset, self.scale)
-            _allow_tf32(True)
+            with side_by_side.full_precision(config.machine):
+                model = run.load_model(loaded).to(self.device)
+                row |= measuring.of_both_parts(model, loaded.test, loaded.validation, setting.dataset, self.scale)
             row |= {
                 "training_seconds": round(trained - started, 3),
                 "measuring_seconds": round(time.perf_counter() - trained, 3),
             }
             self.took[setting.point.kind] = time.perf_counter() - started
         row |= {"runs_at_once": self.at_once, "origin": provenance.origin(self.device)}
-        with row_store.changing(self.rows) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+        row_store.add(self.rows, [row], KEY)
         said = (
             "diverged"
             if row.get("diverged")
             else f"clean {row['errors']['clean']:.1f} %, elastic {row['errors']['elastic_1.5']:.1f} %"
         )
         self.console.line(f"{name}: {said}")
-
-
-def lock_of(run: Run) -> Path:
-    """Held by the process that trains and measures this network."""
-    return run.folder.parent / f"{run.folder.name}.lock"
-
-
-def _allow_tf32(allowed: bool) -> None:
-    acceleration.apply_settings(Machine(precision="tf32" if allowed else "float32"))

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.comparison import Difference, all_clear
 from experiments.ground_metric import stored_rows
-from experiments.ground_metric.comparing import Difference, Point, Studies, all_clear, chosen, families, points_of
+from experiments.ground_metric.comparing import Point, Studies, chosen, families, points_of
 from experiments.ground_metric.likelihoods import EUCLIDEAN, FITTED
 from experiments.ground_metric.measuring import TITLES
 from experiments.ground_metric.pairs import MOTIONS, SIDE
@@ -358,4 +359,7 @@ def _origins(rows: Sequence[Row]) -> list[str]:
         for (hardware, torch, commit), count in found.items()
     ]
     commands = ("fit", "train --datasets mnist --device cpu", "train --datasets cifar10 --workers 2", "render")
+    if any("errors" in row for row in rows):
+        said = "Seeds of training differ in initial weights and the order of images: the labeled images are the same."
+        lines += ["", *_paragraph(said)[:-1]]
     return [*lines, "", *(f"    python -m experiments.ground_metric {command}" for command in commands), ""]

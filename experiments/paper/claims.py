@@ -8,7 +8,7 @@ A row claims three things: each penalty has fewer errors (or flips) than no regu
   AutoAttack at 2/255 instead, up to any.
 - All comparisons of the page are corrected together, by Holm. A claim is shown where it is beyond chance, contradicted where
   its opposite is, and not shown otherwise; a row is shown where its three claims are, and contradicted where one of them is.
-  One seed shows nothing.
+  A side of single seeds shows nothing.
 Where both penalties are strong, Wasserstein is compared with Euclidean too, but no verdict on a row depends on that: the paper
 has no such networks.
 """

@@ -69,14 +69,15 @@ def compared(
         found = at_equal_clean(here, there, measure, uncertainty, most=most)
         if found is None:
             return Comparison(missing="the curves do not meet there")
-        return _unless_one_seed(Comparison(found.difference, found.low, found.high), (*here, *there), measure, uncertainty)
+        return _unless_one_seed(Comparison(found.difference, found.low, found.high), (here, there), measure, uncertainty)
     pairs = [(p, q) for p in here for q in there if _apart(p, q) <= EQUAL and max(_clean(p), _clean(q)) <= most]
     if not pairs:
         return Comparison(missing=f"{len(here)} and {len(there)} strengths, none of which meet there; a curve takes {CURVE}")
     places = [_clean(point) for pair in pairs for point in pair]
     difference = at_equal_strength(pairs, measure, uncertainty)
-    used = [point for pair in pairs for point in pair]
-    return _unless_one_seed(Comparison(difference, min(places), max(places)), used, measure, uncertainty)
+    return _unless_one_seed(
+        Comparison(difference, min(places), max(places)), list(zip(*pairs, strict=True)), measure, uncertainty
+    )
 
 
 def difference_of(first: Point, second: Point, measure: str, uncertainty: Uncertainty) -> Comparison:
@@ -86,7 +87,7 @@ def difference_of(first: Point, second: Point, measure: str, uncertainty: Uncert
     if difference is None:
         return Comparison(missing=NEVER)
     low, high = sorted(map(_clean, pair))
-    return _unless_one_seed(Comparison(difference, low, high), pair, measure, uncertainty)
+    return _unless_one_seed(Comparison(difference, low, high), [(point,) for point in pair], measure, uncertainty)
 
 
 def verdicts(found: Mapping[Name, Comparison]) -> dict[Name, str]:
@@ -120,10 +121,14 @@ def uncertainty_of(families: Mapping[str, Sequence[Point]], measures: Iterable[s
     return Uncertainty.of(points, ("clean", *measures, *FLIPS))
 
 
-def _unless_one_seed(found: Comparison, points: Iterable[Point], measure: str, uncertainty: Uncertainty) -> Comparison:
-    """A comparison of single seeds has the choice of test images for its error alone, and decides nothing."""
-    alone = any(len(point.values(measure)) < 2 for point in points) or measure not in uncertainty.seeds
-    return Comparison(found.difference, found.low, found.high, ONE_SEED) if alone else found
+def _unless_one_seed(found: Comparison, sides: Sequence[Sequence[Point]], measure: str, uncertainty: Uncertainty) -> Comparison:
+    """A side of single seeds has the choice of test images for its error alone, and decides nothing.
+
+    Beside points of several seeds a single one is compared with the spread that is pooled over all points.
+    """
+    alone = any(all(len(point.values(measure)) < 2 for point in side) for side in sides)
+    unknown = alone or measure not in uncertainty.seeds
+    return Comparison(found.difference, found.low, found.high, ONE_SEED) if unknown else found
 
 
 def _clean(point: Point) -> float:

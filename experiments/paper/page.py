@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
@@ -19,7 +20,7 @@ from wassersmooth.study.measures import CLEAN, UNITS, table_title
 from wassersmooth.study.regularizers import heading_of
 from wassersmooth.study.report.tables import PAPER_ERRORS, PAPER_FLIPS
 from wassersmooth.study.search.selection import SELECTIONS
-from wassersmooth.study.tables import Table, TableRow, cells, code_markdown, counted, escape_value, short_commit
+from wassersmooth.study.tables import Table, TableRow, cells, code_markdown, counted, escape_value, listed, short_commit
 
 SMALL_PRINT = (
     "Small print: 95 % t-interval over seeds; where there is one seed, Wilson's interval over test images. Which of several "
@@ -35,9 +36,9 @@ compared. Errors on natural images are compared at equal error under AutoAttack 
 
 A claim is **shown** where it is beyond chance, **contradicted** where its opposite is, and else **not shown**: at 5 % over all
 comparisons of the table together, by Holm. Standard errors are over seeds and the choice of test images, with the spread over
-seeds pooled over all networks. One seed shows nothing. A row is shown where all of its claims are. How its networks were
-selected decides nothing: where both penalties are strong, the order is compared too, in a column of its own, which counts for
-no row."""
+seeds pooled over all networks. A side of single seeds shows nothing. A row is shown where all of its claims are. How its
+networks were selected decides nothing: where both penalties are strong, the order is compared too, in a column of its own,
+which counts for no row."""
 SEARCHES = """\
 Penalties slow down learning, so a search in few epochs overestimates what a penalty costs: what looks worse after a short
 schedule may be no worse after the full one. So the points within one point of clean error have a separate, longer search."""
@@ -78,7 +79,7 @@ def page(
     results = Results.of(stored["rows"])
     judged = trials(results, protocol)
     parts = ["# The paper's study at full scale", _head(results, bool(models and models["models"])), _summary(judged)]
-    parts += ["## What is shown of the paper", _verdicts(judged), _missing(judged), RULE]
+    parts += ["## What is shown of the paper", _answer(judged, results), _verdicts(judged), RULE]
     parts += ["## The paper in its own protocol", protocol_section(protocol, results, judged)]
     parts += ["## Readings of the paper", readings_section(readings)]
     for selection in results.selections:
@@ -207,16 +208,34 @@ def _verdicts(judged: Sequence[Trial]) -> str:
     )
 
 
-def _missing(judged: Sequence[Trial]) -> str:
-    """What has to be measured before the order of the penalties can be judged."""
-    open_ones = [trial for trial in judged if not trial.comparisons["order"].decides]
-    if not open_ones:
-        return ""
-    return (
-        f"The order of the penalties cannot be judged yet in {len(open_ones)} of {len(judged)} settings: curves need more "
-        "strengths near the plain network's clean error, or several seeds. The plan for that is "
-        "[between.toml](../../experiments/paper/between.toml): two more strengths of each penalty, three seeds."
+def _answer(judged: Sequence[Trial], results: Results) -> str:
+    """What is known of the order of the penalties at equal clean error, and why no more."""
+    known = [trial for trial in judged if trial.comparisons["order"].decides]
+    verdicts = [trial.verdicts["order"] for trial in known]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in (SHOWN, NOT_SHOWN, CONTRADICTED))
+    said = (
+        f"of {len(judged)} settings {len(known)} can be compared: {counts}"
+        if known
+        else f"not known in any of {len(judged)} settings"
     )
+    parts = [f"**Is Wasserstein better than Euclidean at equal clean error? {said[0].upper()}{said[1:]}.**"]
+    if len(known) < len(judged):
+        trained = "; ".join(f"{heading_of(kind)} {_clean_errors(results, kind)}" for kind in REGULARIZERS)
+        parts.append(
+            f"The strengths that were trained have these clean errors: {trained}. Where nothing can be compared, too few of "
+            "them are near the plain network, or have several seeds. Two more strengths of each penalty with three seeds are "
+            "[planned](../../experiments/paper/between.toml); what is not in the table below is not trained yet."
+        )
+    return " ".join(parts)
+
+
+def _clean_errors(results: Results, kind: str) -> str:
+    """The mean clean error of each strength, weakest first."""
+    strengths: dict[float, list[float]] = {}
+    for row in results.rows:
+        if row["regularizer"] == kind:
+            strengths.setdefault(row["eta"], []).append(row["errors"][CLEAN])
+    return listed([f"{fmean(errors):.1f} %" for _, errors in sorted(strengths.items())])
 
 
 def _masking(results: Results) -> str:

@@ -147,8 +147,7 @@ class Work:
         return old["images"] >= count and all(old.get(name) == network[name] for name in ("model_sha256", "test_sha256"))
 
     def _store(self, row: Row) -> None:
-        with row_store.changing(self.rows) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+        row_store.add(self.rows, [row], KEY)
         said = (
             f"{row['error']:.1f} %" if "error" in row else f"{list(row['by_reach'].values())[-1][0]:.2f} at the longest reach"
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments import row_store
+from experiments import row_store, side_by_side
 from experiments.paper.plans import BY_NAME, Scale, Setting
 from experiments.paper.protocol import ORIGIN, error_of, identity, sha256_of
 from experiments.row_store import Row
@@ -21,20 +21,17 @@ from wassersmooth.robustness.measurement import Measurement, PerImage, Perturbat
 from wassersmooth.robustness.model_queries import isolated_model
 from wassersmooth.robustness.suites import CLEAN, PREDICTED, perturbations
 from wassersmooth.robustness.translations import AXES, Axis, label_flips
-from wassersmooth.study import acceleration, data, durable, provenance
-from wassersmooth.study.config import Machine
+from wassersmooth.study import acceleration, data, provenance
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
-from wassersmooth.study.errors import DivergedError
-from wassersmooth.study.runs import Run, locked
+from wassersmooth.study.runs import Run
 from wassersmooth.study.stored_json import (
     PERCENT,
     list_of,
     number,
     object_of,
     object_with,
-    one_line,
     one_of,
     text,
     truth,
@@ -88,12 +85,14 @@ class Work:
 
     def __post_init__(self) -> None:
         self.console = Console()
+        self.attempts = side_by_side.Attempts(self.device, self.console)
 
     def run(self, settings: Sequence[Setting]) -> bool:
         """Train and measure what is missing, in this order; whether all rows are there now."""
         if waiting := self.missing(settings):
             loaded = self._load()
-            acceleration.interleave([self._one(one, loaded) for one in waiting], self.device, self.parallel)
+            with side_by_side.fast_steps_alone(self.device):
+                acceleration.interleave([self._one(one, loaded) for one in waiting], self.device, self.parallel)
         return not self.missing(settings)
 
     def missing(self, settings: Sequence[Setting]) -> list[Setting]:
@@ -110,46 +109,26 @@ class Work:
         return setting.key | {"epochs": self.scale.training.epochs}
 
     def _one(self, setting: Setting, loaded: Dataset) -> Iterator[None]:
-        """Train and measure one network, unless another process has it; one that fails leaves the others alone."""
+        """Train and measure one network, unless another process has it."""
         if time.perf_counter() > self.deadline:
             return
-        config = self.scale.config(setting, self.folder, self.parallel)
-        run = Run.of(self.runs / setting.reading.name, config)
-        durable.make_folder(run.folder.parent)
-        with locked(run.folder.parent / f"{run.folder.name}.lock") as mine:
-            if not mine or not self.missing([setting]):
-                return
-            try:
-                yield from self._trained(setting, run, loaded)
-            except Exception as error:
-                self.console.line(f"{setting}: failed, and is left out: {type(error).__name__}: {one_line(error)}")
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)  # raises where the device is lost to this process
+        run = Run.of(self.runs / setting.reading.name, self.scale.config(setting, self.folder, self.parallel))
+        work, needed = (lambda: self._trained(setting, run, loaded)), (lambda: bool(self.missing([setting])))
+        yield from self.attempts.at(run, str(setting), setting.reading.name, work, needed)
 
     def _trained(self, setting: Setting, run: Run, loaded: Dataset) -> Iterator[None]:
         row: Row = self._key(setting) | {"runs_at_once": self.parallel}
-        _allow_tf32(True)
-        with run.claimed():
-            objective = setting.reading.objective(setting.eta, loaded)
-            try:
-                for _ in () if run.finished else training(run, loaded, World(self.device), self.console, objective):
-                    yield
-                    if time.perf_counter() > self.deadline:
-                        self.console.line(f"{setting}: out of time; the same command continues")
-                        return
-            except DivergedError as error:
-                self.console.line(f"{setting}: {error}")
-                row["diverged"] = True
-        if not row.get("diverged"):
+        objective = setting.reading.objective(setting.eta, loaded)
+        steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console, objective)
+        if not (yield from side_by_side.train(run, steps, row, str(setting), self.deadline, self.console)):
+            return
+        if "diverged" not in row:
             started = time.perf_counter()
             row["training_seconds"] = round(sum(one["seconds"] for one in run.metrics()), 3)
-            _allow_tf32(False)  # attacks need small gradients, which lower precision rounds away
-            row |= measured(run.load_model(loaded).to(self.device), loaded, self.scale)
-            _allow_tf32(True)
+            with side_by_side.full_precision(run.config.machine):
+                row |= measured(run.load_model(loaded).to(self.device), loaded, self.scale)
             row["measuring_seconds"] = round(time.perf_counter() - started, 3)
-        with row_store.changing(self.rows) as stored:
-            new = row | {"origin": provenance.origin(self.device), "command": self.command}
-            stored["rows"] = row_store.merged(stored["rows"], [new], KEY)
+        row_store.add(self.rows, [row | {"origin": provenance.origin(self.device), "command": self.command}], KEY)
         said = "diverged" if row.get("diverged") else f"clean {row['errors'][CLEAN]:.1f} %"
         self.console.line(f"{setting}: {said}")
 
@@ -188,7 +167,3 @@ def _flips(model: nn.Module, axis: Axis) -> PerImage:
         return label_flips(model, images, axis, min(REACH, size - 1)).double()
 
     return count
-
-
-def _allow_tf32(allowed: bool) -> None:
-    acceleration.apply_settings(Machine(precision="tf32" if allowed else "float32"))

@@ -33,6 +33,9 @@ TITLES = (
     | {name: threat_title(name) for name in MEASURES[3:5]}
     | {name: f"flips, {axis}" for name, axis in zip(FLIPS, AXES, strict=True)}
 )
+NOT_KNOWN = """\
+**Not known yet**: every reading is implemented and compared with its definition in the tests, and no network has been trained
+with one. The commands are `python -m experiments.paper readings`, then `render`. The plan:"""
 JUDGED = tuple(reading for reading in READINGS if reading.against)
 QUESTION = """\
 The paper leaves open what L is taken at, what its graph is, and whose gradient is penalized. Does any reading make the
@@ -42,7 +45,7 @@ Wasserstein penalty better than the Euclidean one at equal clean error?"""
 def readings_section(rows: Sequence[Row]) -> str:
     """The answer with its table, or the plan where nothing has been trained yet."""
     if not rows:
-        return "\n\n".join([QUESTION, "Not trained yet: python -m experiments.paper readings, then render. The plan:", _plan()])
+        return "\n\n".join([QUESTION, NOT_KNOWN, _plan()])
     families = families_of(rows)
     found = comparisons(families)
     judged = verdicts(found)
@@ -75,6 +78,8 @@ def _answer(found: Mapping[tuple[str, str], Comparison], judged: Mapping[tuple[s
         f"of {len(judged)} comparisons, {len(better)} are shown, {len(worse)} contradicted, and "
         f"{len(judged) - len(better) - len(worse)} not shown ({len(left)} of them cannot be compared)"
     )
+    if len(left) == len(found):
+        return f"**Not known yet**: of {len(found)} comparisons none can be made, for lack of seeds or of equal clean errors."
     if not better:
         return f"**No reading is shown to be better.** By Holm over the table, {counts}."
     said = "; ".join(f"{BY_NAME[reading].title} under {TITLES[measure]}" for reading, measure in better)

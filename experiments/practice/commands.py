@@ -30,7 +30,8 @@ class Train:
 
     python -m experiments.practice train --tables cifar10 --seeds 0 --seconds 540
 
-    Most valuable networks first: of each family the middle strength. Then the networks at suggested strengths.
+    Most valuable networks first: of each family the middle strength. Then the networks at suggested strengths. Start the same
+    command twice, and the processes share them: while one prepares its step on a CPU core, the other uses the GPU.
     """
 
     tables: tuple[str, ...] = tuple(FULL.tables)
@@ -43,10 +44,6 @@ class Train:
     """More regularizers, each as KIND:eta=..., after those of the plan."""
     seconds: float = float("inf")
     """After which nothing is begun; a network that is being trained then is given up, and begun anew by the next command."""
-    part: int = 0
-    """Which of several processes this is, from 0."""
-    parts: int = 1
-    """Processes that share the networks: while one prepares its step on a CPU core, another uses the GPU."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1."""
     precision: Literal["float32", "tf32", "bfloat16"] = "tf32"
@@ -62,14 +59,12 @@ class Train:
 
     def __call__(self) -> None:
         started, console, done = time.perf_counter(), Console(), True
-        if not 0 <= self.part < self.parts:
-            raise StudyError(f"part must be from 0 to {self.parts - 1}, one less than --parts; got {self.part}")
         for work in _works(self, started):
             plan = settings_of(work.name, work.scale, self.seeds)
             plan += [Setting(work.name, one, seed) for seed in self.seeds for one in self.also]
-            done = work.train(plan[self.part :: self.parts]) and done
+            done = work.train(plan) and done
             if self.suggested and time.perf_counter() < work.deadline:
-                done = work.train(work.suggested(self.seeds)[self.part :: self.parts]) and done
+                done = work.train(work.suggested(self.seeds)) and done
         console.line("all rows are there" if done else "out of time; the same command continues")
 
 
@@ -141,9 +136,8 @@ class Suggest:
     def __call__(self) -> None:
         durable.make_folder(self.output)
         rows = suggestions.measure_on_cifar(self.data_root / "cifar10" if self.data_root else None)
-        with row_store.changing(self.output / SUGGESTIONS) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], rows, ("family",))
-            Console().line(f"{self.output / SUGGESTIONS}: {counted(len(stored['rows']), 'row')}")
+        path = self.output / SUGGESTIONS
+        Console().line(f"{path}: {counted(row_store.add(path, rows, ('family',)), 'row')}")
 
 
 @dataclass(frozen=True)
@@ -162,9 +156,8 @@ class Merge:
         if not self.files:
             raise StudyError(f"merge needs files of rows that train has written; got none; for instance {ROWS}")
         found = [row for path in self.files for row in stored_rows.read(path)]
-        with row_store.changing(self.output / ROWS) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], found, KEY)
-            Console().line(f"{self.output / ROWS}: {counted(len(stored['rows']), 'row')}")
+        path = self.output / ROWS
+        Console().line(f"{path}: {counted(row_store.add(path, found, KEY), 'row')}")
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,8 @@ def _newcomer(name: str, rows: Sequence[Row]) -> list[str]:
     head = ["you want", "train with", "clean", near, far, "times a plain epoch", "write"]
     text = (
         f"{table.title}. Test errors in percent, mean over seeds ± half their range. Family and strength are the best on "
-        "validation images, for each aim; the second is judged by the smaller attack. All families are below."
+        "validation images, for each aim; the second is judged by the smaller attack. Times are rough: of networks that differ "
+        f"in eta alone, one took up to {_variation(rows):.1f} times as long as another. All families are below."
     )
     return [*_paragraph(text), *_table(head, lines, 2)]
 
@@ -263,15 +264,28 @@ def _origins(rows: Sequence[Row]) -> list[str]:
     commits = sorted({short_commit(row["origin"]["commit"]) for row in rows if row["origin"].get("commit")})
     torches = sorted({str(row["origin"]["versions"]["torch"]) for row in rows})
     counts = {name: [row["images"][name] for row in rows if name in row.get("images", {})] for name in ("clean", "far")}
+    on = max((row["images"].get("autoattack_far", 0) for row in rows if "images" in row), default=0)
+    attacked = f", AutoAttack (ours) on {on}" if on else ""
     return _paragraph(
         f"{counted(len(rows), 'network')}, on {escape_value(listed(hardware))}; torch {listed(torches)};",
         f"commit {listed(commits)}. Clean error on up to {max(counts['clean'], default=0)} test images, all else on up to",
-        f"{max(counts['far'], default=0)}, AutoAttack (ours) on 500. PGD has 20 steps on the margin loss. Elastic: 1.5 pixels",
+        f"{max(counts['far'], default=0)}{attacked}. PGD has 20 steps on the margin loss. Elastic: 1.5 pixels",
         "root mean square; rotation: up to 15 degrees; corruptions: mean over kinds at severity 3 of 5; flips: label flips per",
-        "image along translations up to 6 pixels.",
+        "image along translations up to 6 pixels. Seeds differ in initial weights and the order of images: the labeled images",
+        "are the same.",
         "Times are those of the fastest epoch, relative to a plain network's, and memory is the peak of training, on a GPU.",
         "An (edge) says that the strength is the weakest or strongest that was tried. Each row of the JSON has its command.",
     )
+
+
+def _variation(rows: Sequence[Row]) -> float:
+    """The longest mean epoch of a family on one machine over the shortest, which are the same computation."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for point in points_of(rows):
+        if point.eta:
+            where = (point.rows[0]["table"], point.family, point.rows[0]["origin"]["hardware"])
+            found.setdefault(where, []).extend(point.values("epoch_seconds"))
+    return max((max(seconds) / min(seconds) for seconds in found.values() if seconds), default=1.0)
 
 
 def _plot(tables: dict[str, list[Row]]) -> bytes:

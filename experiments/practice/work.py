@@ -6,26 +6,26 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from experiments import row_store
+from experiments import row_store, side_by_side
 from experiments.practice import measuring
 from experiments.practice.choosing import chosen_rows
 from experiments.practice.plans import Scale, Setting, penalties, with_eta
 from experiments.row_store import Row
+from experiments.sweeps import sweeps
 from wassersmooth.learning.objectives import GradientPenalty
 from wassersmooth.learning.suggestion import BATCHES, suggest_eta
-from wassersmooth.study import acceleration, data, models, provenance
-from wassersmooth.study.config import Machine, Model
+from wassersmooth.study import data, models, provenance
+from wassersmooth.study.config import Model
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
-from wassersmooth.study.errors import DivergedError
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import Run
 from wassersmooth.study.training import training
@@ -59,7 +59,8 @@ class Work:
         self.name, self.table, self.scale, self.folder = table, scale.tables[table], scale, folder
         self.rows, self.runs, self.device, self.precision, self.deadline = rows, runs, device, precision, deadline
         self.console = Console()
-        self.longest: dict[str, float] = {}  # seconds that a network of a family has taken
+        self.attempts = side_by_side.Attempts(device, self.console)
+        self.paces: list[float] = []  # seconds for each sweep of a step, of networks that this process has trained
         self._loaded: Dataset | None = None
 
     @property
@@ -74,13 +75,8 @@ class Work:
 
     def train(self, settings: Sequence[Setting]) -> bool:
         """Train and measure what is not there yet; whether all rows are there now."""
-        done = True
-        for setting in settings:
-            known = {row_store.key_of(row, KEY) for row in self.stored()}  # again: another process may add rows
-            if row_store.key_of(setting.key, KEY) in known:
-                continue
-            done = self._one(setting) and done
-        return done
+        with side_by_side.fast_steps_alone(self.device):
+            return all([self._has(setting) or self._one(setting) for setting in settings])
 
     def suggested(self, seeds: Iterable[int]) -> list[Setting]:
         """What ``suggest_eta`` would have trained, for both attacks, from the network before training."""
@@ -102,9 +98,9 @@ class Work:
             if not run.finished or time.perf_counter() + took > self.deadline:
                 continue
             started = time.perf_counter()
-            _allow_tf32(False)  # attacks need small gradients, which lower precision rounds away
-            model = run.load_model(self.loaded).to(self.device)
-            errors = measuring.autoattacked(model, self.loaded.test, self.table, self.scale.autoattack)
+            with side_by_side.full_precision(run.config.machine):
+                model = run.load_model(self.loaded).to(self.device)
+                errors = measuring.autoattacked(model, self.loaded.test, self.table, self.scale.autoattack)
             took = max(took, time.perf_counter() - started)
             row["errors"] |= errors
             row["images"] |= dict.fromkeys(errors, self.scale.autoattack)
@@ -115,40 +111,43 @@ class Work:
         return not left
 
     def _one(self, setting: Setting) -> bool:
-        started, kind = time.perf_counter(), setting.point.kind
-        if started + self.longest.get(kind, max(self.longest.values(), default=0.0)) > self.deadline:
+        """Train and measure one network, unless another process has it; whether its row is there now."""
+        if time.perf_counter() + sweeps(setting.point) * min(self.paces, default=0.0) > self.deadline:
             return False
-        config = setting.config(self.scale, self.folder, self.precision)
-        run = Run.of(self.runs / self.name, config)
-        point = config.regularizer
+        run = Run.of(self.runs / self.name, setting.config(self.scale, self.folder, self.precision))
+        name = f"{self.name}, {setting.regularizer}, seed {setting.seed}"
+        work, needed = (lambda: self._trained(setting, run, name)), (lambda: not self._has(setting))
+        for _ in self.attempts.at(run, name, f"{self.name}, {setting.family}", work, needed):
+            pass
+        return self._has(setting)
+
+    def _has(self, setting: Setting) -> bool:
+        wanted = row_store.key_of(setting.key, KEY)
+        return any(row_store.key_of(row, KEY) == wanted for row in self.stored())
+
+    def _trained(self, setting: Setting, run: Run, name: str) -> Iterator[None]:
+        started, point = time.perf_counter(), run.config.regularizer
         row: Row = {**setting.key, "family": setting.family, "kind": point.kind, "eta": point.eta}
-        row |= {"epochs": config.training.epochs, "labels": len(self.loaded.train), "precision": self.precision}
-        _allow_tf32(self.precision != "float32")
+        row |= {"epochs": run.config.training.epochs, "labels": len(self.loaded.train), "precision": self.precision}
         if self.device.type == "cuda":
             gc.collect()  # the step before holds a graph and its memory, which would count as this network's
             torch.cuda.reset_peak_memory_stats(self.device)
-        with run.claimed():
-            try:
-                for _ in () if run.finished else training(run, self.loaded, World(self.device), self.console):
-                    if time.perf_counter() > self.deadline:
-                        return False
-            except DivergedError as error:
-                self.console.line(f"{setting.regularizer}, seed {setting.seed}: {error}")
-                row["diverged"] = True
-        if not row.get("diverged"):
+        steps = iter(()) if run.finished else training(run, self.loaded, World(self.device), self.console)
+        if not (yield from side_by_side.train(run, steps, row, name, self.deadline, self.console)):
+            return
+        if "diverged" not in row:
             trained = time.perf_counter()
             row |= self._cost(run, trained - started)
-            _allow_tf32(False)  # attacks need small gradients, which lower precision rounds away
-            row |= measuring.measured(run.load_model(self.loaded).to(self.device), self.loaded, self.table, self.scale)
+            with side_by_side.full_precision(run.config.machine):
+                row |= measuring.measured(run.load_model(self.loaded).to(self.device), self.loaded, self.table, self.scale)
             row["measuring_seconds"] = round(time.perf_counter() - trained, 3)
         command = ["python -m experiments.practice", *map(provenance.without_password, sys.argv[1:])]
         row |= {"origin": provenance.origin(self.device), "command": " ".join(command), "threads": torch.get_num_threads()}
         self._store(row)
-        self.longest[kind] = max(self.longest.get(kind, 0.0), time.perf_counter() - started)
+        self.paces.append((time.perf_counter() - started) / sweeps(point))
         errors = row.get("errors", {})
         said = ", ".join(f"{name} {errors[name]:.1f} %" for name in ("clean", "near", "far") if name in errors) or "diverged"
-        self.console.line(f"{self.name}, {setting.regularizer}, seed {setting.seed}: {said}")
-        return True
+        self.console.line(f"{name}: {said}")
 
     def _cost(self, run: Run, seconds: float) -> dict[str, Any]:
         """Of the fastest epoch, which neither prepared the step nor waited for another process."""
@@ -158,8 +157,7 @@ class Work:
         return {"training_seconds": round(seconds, 3), "epoch_seconds": min(epochs, default=math.nan), "peak_bytes": peak}
 
     def _store(self, row: Row) -> None:
-        with row_store.changing(self.rows) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+        row_store.add(self.rows, [row], KEY)
 
 
 def suggestion(family: str, loaded: Dataset, model: Model | nn.Module, seed: int, epsilon: float) -> float:
@@ -171,7 +169,3 @@ def suggestion(family: str, loaded: Dataset, model: Model | nn.Module, seed: int
     batches = [torch.split(part[:count], BATCH) for part in (loaded.train.images, loaded.train.labels)]
     eta = suggest_eta(objective, network.to(loaded.train.images.device), zip(*batches, strict=True), epsilon)
     return float(f"{eta:.3g}")
-
-
-def _allow_tf32(allowed: bool) -> None:
-    acceleration.apply_settings(Machine(precision="tf32" if allowed else "float32"))

@@ -157,9 +157,7 @@ class Render:
 
 
 def _add(rows: list[row_store.Row], results: Path) -> None:
-    with row_store.changing(results) as stored:
-        stored["rows"] = row_store.merged(stored["rows"], rows, KEY)
-        Console().line(f"{results}: {counted(len(stored['rows']), 'row')}")
+    Console().line(f"{results}: {counted(row_store.add(results, rows, KEY), 'row')}")
 
 
 PROGRAM = Program(

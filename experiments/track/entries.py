@@ -10,7 +10,7 @@ from typing import Any
 
 from wassersmooth.study.config import Data, Evaluation, Machine, Model, RunConfig, Study, Training, with_values
 from wassersmooth.study.errors import StudyError, did_you_mean
-from wassersmooth.study.regularizers import ATTACKS, Regularizer
+from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.stored_json import list_of, object_with, plain_name, text
 
 ENTRIES = Path(__file__).parent / "entries.toml"
@@ -76,19 +76,6 @@ class Entry:
         study = with_values(Study(training=scale.training), changes, f"entry {self.name}")
         data, machine = replace(scale.data, data_dir=folder), Machine(precision="tf32", parallel=parallel)
         return RunConfig(data, scale.model, study.training, machine, Evaluation(), self.point, seed, "track")
-
-
-def attack_steps(point: Regularizer) -> int:
-    """How many gradient steps the attack in a training step takes: 0 for none, also at random points."""
-    used = [part for part in point.parts if part in ATTACKS]
-    return 0 if not used else 7 if used[0] == "pgd7" else 1
-
-
-def sweeps(point: Regularizer) -> int:
-    """Passes over the network in a training step: forward, input gradient, weight gradient and their tangents, one each."""
-    penalized = point.kind != "none" and point.parts[0] not in ATTACKS
-    points = 2 if point.parts[1] == "linearity" else 1
-    return points * (6 if penalized else 3) + 2 * attack_steps(point)
 
 
 def read_entries(path: Path = ENTRIES) -> list[Entry]:

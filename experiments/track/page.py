@@ -65,7 +65,8 @@ def _standing(entries: Sequence[Judged]) -> list[str]:
         reached = best <= aim if AIMS[steps] is not None else best < aim
         far = "reached" if reached else f"{best - aim:.1f} points are missing"
         wanted = f"at most {aim:g} %" if AIMS[steps] is not None else "below the bar"
-        said.append(f"With {title} the record is {best:.1f} %; the aim is {wanted}: {far}.")
+        earlier = f" ({counted(len(held[-1].rows), 'seed')}, from before the rule)" if held[-1].published else ""
+        said.append(f"With {title} the record is {best:.1f} %{earlier}; the aim is {wanted}: {far}.")
     return _paragraph(*said)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from experiments import row_store
 from experiments.row_store import Row
-from experiments.track.entries import BAR, attack_steps, sweeps
+from experiments.sweeps import attack_steps, sweeps
+from experiments.track.entries import BAR
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.stored_json import (
     PERCENT,

@@ -14,20 +14,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from experiments import row_store
+from experiments import row_store, side_by_side
 from experiments.row_store import Row
-from experiments.track.entries import RECIPE, Entry, Scale, attack_steps, sweeps
+from experiments.sweeps import attack_steps, sweeps
+from experiments.track.entries import RECIPE, Entry, Scale
 from experiments.track.rule import AUTOATTACK, KEY, SELECTING, chosen_names
 from wassersmooth.robustness.attacks import AutoAttack, MultiTargetedPGD
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.robustness.measurement import Measurement, Perturbation
 from wassersmooth.robustness.model_queries import isolated_model
 from wassersmooth.study import acceleration, data, provenance
-from wassersmooth.study.config import Machine
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.distributed import World
-from wassersmooth.study.errors import DivergedError
 from wassersmooth.study.runs import Run
 from wassersmooth.study.training import training
 
@@ -57,6 +56,7 @@ class Work:
 
     def __post_init__(self) -> None:
         self.console = Console()
+        self.attempts = side_by_side.Attempts(self.device, self.console)
         self.left = 0  # networks that are not measured yet
         self.longest = 0.0  # seconds of one AutoAttack: none is begun with less time left
 
@@ -65,7 +65,8 @@ class Work:
         loaded = data.load(self._config(self.entries[0], 0).data).to(self.device)
         waiting = [(entry, seed) for seed in self.seeds for entry in self.entries if self._row(entry, seed) is None]
         self.left = len(waiting)
-        acceleration.interleave([self._one(*each, loaded) for each in waiting], self.device, self.parallel)
+        with side_by_side.fast_steps_alone(self.device):
+            acceleration.interleave([self._one(*each, loaded) for each in waiting], self.device, self.parallel)
         self._judge(loaded)
         return not self.left
 
@@ -83,29 +84,24 @@ class Work:
         return {"entry": entry.name, "seed": seed, "epochs": self.scale.training.epochs}
 
     def _one(self, entry: Entry, seed: int, loaded: Dataset) -> Iterator[None]:
-        """Train one network, time its step alone, and select by validation images."""
+        """Train and select one network, unless another process has it."""
         if time.perf_counter() > self.deadline:
             return
-        run, row = self._run(entry, seed), self._row_of(entry, seed)
-        _allow_tf32(True)
-        with run.claimed():
-            try:
-                steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console)
-                yield from self._timed(steps, row, len(loaded.train))
-                for _ in steps:
-                    yield
-                    if time.perf_counter() > self.deadline:
-                        self.console.line(f"{entry.name}, seed {seed}: out of time; the same command continues")
-                        return
-            except DivergedError as error:
-                self.console.line(f"{entry.name}, seed {seed}: {error}")
-                row["diverged"] = True
-        if not row.get("diverged"):
-            metrics = run.metrics()
-            row["training_seconds"] = round(sum(one["seconds"] for one in metrics), 3)
-            _allow_tf32(False)  # attacks need small gradients, which lower precision rounds away
-            self._select(run.load_model(loaded).to(self.device), loaded, row)
-            _allow_tf32(True)
+        run, name = self._run(entry, seed), f"{entry.name}, seed {seed}"
+        work, needed = (lambda: self._trained(entry, seed, run, loaded)), (lambda: self._row(entry, seed) is None)
+        yield from self.attempts.at(run, name, entry.name, work, needed)
+
+    def _trained(self, entry: Entry, seed: int, run: Run, loaded: Dataset) -> Iterator[None]:
+        """Train one network, time its step alone, and select by validation images."""
+        row, name = self._row_of(entry, seed), f"{entry.name}, seed {seed}"
+        steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console)
+        timed = self._timed(steps, row, len(loaded.train))
+        if not (yield from side_by_side.train(run, timed, row, name, self.deadline, self.console)):
+            return
+        if "diverged" not in row:
+            row["training_seconds"] = round(sum(one["seconds"] for one in run.metrics()), 3)
+            with side_by_side.full_precision(run.config.machine):
+                self._select(run.load_model(loaded).to(self.device), loaded, row)
         self._store(row)
         self.left -= 1
 
@@ -117,7 +113,7 @@ class Work:
         return row | {"origin": provenance.origin(self.device), "errors": {}, "images": {}, "intervals": {}, "wrong": {}}
 
     def _timed(self, steps: Iterator[None], row: Row, images: int) -> Iterator[None]:
-        """Take some steps of the first epoch while nothing else uses the device: the price of a step, in milliseconds."""
+        """Take all steps, some of the first epoch while this process does nothing else: the price of one in milliseconds."""
         count = min(self.scale.timed, images // self.scale.training.batch_size - 2)
         for _ in range(2):  # the first prepares the step
             if next(steps, self) is self:
@@ -129,6 +125,7 @@ class Work:
             next(steps)
         self._wait()
         row["step_ms"] = round(1e3 * (time.perf_counter() - started) / count, 4)
+        yield from steps
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -148,30 +145,32 @@ class Work:
         )
 
     def _judge(self, loaded: Dataset) -> None:
-        """AutoAttack on test images, for the entries that validation images choose."""
+        """AutoAttack on test images, for the entries that validation images choose among all of their idea."""
         test = data.load(self._config(self.entries[0], 0).data, self.scale.attacked).test
         part = Part(test.images.to(self.device), test.labels.to(self.device))
         chosen = chosen_names(row_store.read(self.rows)["rows"])
+        waiting = {entry.idea for entry in self.entries for seed in self.seeds if self._row(entry, seed) is None}
         for entry in self.entries:
             for seed in self.seeds:
                 row = self._row(entry, seed)
                 if row is None or row.get("diverged") or entry.name not in chosen or AUTOATTACK in row["errors"]:
                     continue
+                if entry.idea in waiting:
+                    continue  # another strength, which is not trained yet, may be chosen
                 started = time.perf_counter()
                 run = self._run(entry, seed)
                 if started + self.longest > self.deadline or not run.finished:
                     self.console.line(f"{entry.name}, seed {seed}: not attacked yet; the same command continues")
                     self.left += 1
                     continue
-                _allow_tf32(False)
-                _measure(run.load_model(loaded).to(self.device), part, {AUTOATTACK: AutoAttack(8 / 255)}, row)
+                with side_by_side.full_precision(run.config.machine):
+                    _measure(run.load_model(loaded).to(self.device), part, {AUTOATTACK: AutoAttack(8 / 255)}, row)
                 self.longest = max(self.longest, time.perf_counter() - started)
                 self._store(row)
                 self.console.line(f"{entry.name}, seed {seed}: AutoAttack {row['errors'][AUTOATTACK]:.1f} %")
 
     def _store(self, row: Row) -> None:
-        with row_store.changing(self.rows) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+        row_store.add(self.rows, [row], KEY)
 
 
 def _identity(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -189,7 +188,3 @@ def _measure(model: nn.Module, part: Part, perturbations: dict[str, Perturbation
             row["images"][name] = len(wrong)
             row["intervals"][name] = [round(end, 3) for end in wilson(int(wrong.sum()), len(wrong))]
             row["wrong"][name] = base64.b64encode(np.packbits(wrong.numpy()).tobytes()).decode()
-
-
-def _allow_tf32(allowed: bool) -> None:
-    acceleration.apply_settings(Machine(precision="tf32" if allowed else "float32"))

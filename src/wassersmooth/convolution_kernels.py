@@ -142,7 +142,7 @@ def convolution(
     if HAS_ADDED:
         total += tl.load(added + place, mask=here[:, None] & in_out[None, :], other=0.0).to(tl.float32)
     if ACTIVATION == 1:
-        total = tl.maximum(total, 0.0)
+        total = tl.where(total < 0.0, 0.0, total)  # unlike a maximum, it keeps NaN
     elif ACTIVATION == 2:
         total = tl.maximum(total, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(total)))
     elif ACTIVATION == 3:

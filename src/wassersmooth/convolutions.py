@@ -140,7 +140,7 @@ def _weight_gradient(
     inputs, gradients = [_channels_last(a) for a in inputs], [_channels_last(d) for d in gradients]
     (vertical, horizontal), pixels = shape.taps, inputs[0].shape[0] * shape.out_size[0] * shape.out_size[1]
     tiles = -(-size[0] // cut.out) * -(-size[1] * vertical * horizontal // cut.inner)
-    chunk = -(-pixels // (max(1, programs // tiles) * cut.pixels)) * cut.pixels
+    chunk = max(1, -(-pixels // (max(1, programs // tiles) * cut.pixels))) * cut.pixels  # of an empty batch, too
     splits = -(-pixels // chunk)
     partial = torch.empty(splits, size[0], vertical, horizontal, size[1], device=inputs[0].device, dtype=torch.float32)
     with torch.cuda.device_of(partial):  # type: ignore[no-untyped-call]
@@ -225,7 +225,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 def kernels_support(*tensors: Tensor) -> bool:
     """Whether the kernels take images, gradients and weights of this shape, layout and dtype, and tf32 is allowed if needed."""
-    if not _TRITON or any(t.dim() != 4 or t.numel() > MAX_ELEMENTS for t in tensors):
+    if not _TRITON or any(t.dim() != 4 or t.numel() > MAX_ELEMENTS or not _has_tensor_cores(t.device) for t in tensors):
         return False
     if any(not t.is_contiguous(memory_format=torch.channels_last) for t in tensors):
         return False
@@ -233,6 +233,11 @@ def kernels_support(*tensors: Tensor) -> bool:
     if torch.backends.cudnn.conv.fp32_precision == "tf32":  # type: ignore[attr-defined]
         allowed.add(torch.float32)
     return {t.dtype for t in tensors} <= allowed and len({t.dtype for t in tensors}) == 1
+
+
+def _has_tensor_cores(device: torch.device) -> bool:
+    """Whether a GPU has those of tf32 and bfloat16. Older ones multiply float32 exactly, which SCALE would falsify."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 class Convolution2d(nn.Conv2d):

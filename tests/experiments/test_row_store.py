@@ -16,8 +16,7 @@ from wassersmooth.study.stored_json import object_with, whole
 @pytest.mark.slow
 def test_processes_that_add_rows_at_the_same_time_lose_none(tmp_path: Path) -> None:
     code = "from experiments import row_store\nfor k in range(100):\n"
-    code += "    with row_store.changing(Path(sys.argv[1])) as stored:\n"
-    code += "        stored['rows'] = row_store.merged(stored['rows'], [{'name': f'{sys.argv[2]}.{k}'}], ['name'])\n"
+    code += "    row_store.add(Path(sys.argv[1]), [{'name': f'{sys.argv[2]}.{k}'}], ['name'])\n"
     race(code, str(tmp_path / "rows.json"))
     assert len(row_store.read(tmp_path / "rows.json")["rows"]) == 3 * 100
 

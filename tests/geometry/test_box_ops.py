@@ -120,6 +120,34 @@ def test_memory_layout_does_not_matter(layout: str) -> None:
         assert box_ops.apply(u, v, 1, 1).is_contiguous(memory_format=torch.channels_last)
 
 
+@runs_kernels
+@pytest.mark.parametrize("size", [(3, 8), (2, 32), (3, 7)], ids=str)
+def test_rows_that_begin_anywhere_in_memory(size: tuple[int, int]) -> None:
+    u, v = fields(*size)
+    shifted = [torch.cat((t.new_zeros(1), t.flatten()))[1:].view_as(t) for t in (u, v)]
+    assert shifted[0].data_ptr() % 16
+    for given in ((u, shifted[1]), (shifted[0], v), shifted):
+        for operator in (box_ops.apply, box_ops.carre_du_champ, box_ops.quad):
+            assert_matches(operator(*given, 2, 2), operator(u, v, 2, 2), 1e-6)
+
+
+def test_where_four_pixels_are_read_at_once() -> None:
+    def fours(field: Tensor) -> int:
+        (planes, channels, height, width, *strides), constants = box_ops.in_memory(field)
+        unit = constants["FOURS"] or 1
+        assert (planes, channels, height, width * unit) == (field[:, :, 0, 0].numel(), *field.shape[1:])
+        assert (*(stride * unit for stride in strides[:3]), strides[3]) == field.stride()
+        return constants["FOURS"]
+
+    assert [fours(torch.empty(2, 3, 5, width)) for width in (32, 48, 28, 4, 30, 33)] == [1, 1, 4, 4, 0, 0]
+    assert fours(torch.empty(2, 3, 5, 28).mT) == 0
+    assert fours(torch.empty(2, 3, 8, 28).to(memory_format=torch.channels_last)) == 0
+    assert fours(torch.empty(2, 3, 8, 33)[..., :32]) == 0
+    assert fours(torch.empty(2, 3, 8, 32)[..., 4:]) == 4
+    assert fours(torch.empty(2, 3, 8, 32)[..., 1:29]) == 0
+    assert fours(torch.empty(2, 1, 1, 32).expand(2, 3, 5, 32)) == 1
+
+
 # Laws ----------------------------------------------------------------------------------------------------------------
 
 

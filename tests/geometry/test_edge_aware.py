@@ -14,7 +14,7 @@ from wassersmooth.geometry import box_ops, edge_aware_ops, laplacian_maps
 from wassersmooth.geometry.edge_aware import EdgeAwareGraph
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-SMALL = [((3, 7), 2), ((2, 9), 4), ((1, 10), 3)]
+SMALL = [((3, 7), 2), ((2, 12), 4), ((1, 10), 3)]
 OPTIONS: list[dict[str, Any]] = [{}, {"weight": "gaussian"}, {"neighborhood": "disk"}]
 LARGE = [((32, 32), 8), ((33, 70), 4), ((224, 224), 4)]
 

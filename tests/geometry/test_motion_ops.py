@@ -15,7 +15,7 @@ from wassersmooth.geometry.coherent_motion import MOTIONS, Motion
 pytest.importorskip("triton")
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
-SIZES = [(5, 7), (1, 6), (4, 1), (17, 40)]
+SIZES = [(5, 7), (1, 6), (4, 1), (8, 12), (17, 40)]
 LARGE = [(32, 32), (28, 28), (33, 70), (224, 224), (40, 300)]
 
 runs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="needs CUDA or Triton's interpreter")

@@ -20,7 +20,7 @@ WEIGHTS = {
     "disk": {"neighborhood": "disk"},
     "function": {"weight": lambda dy, dx: 1.0 + 0.3 * dy + 0.1 * dx**2 + 0.05 * dx},
 }
-SMALL = [((3, 7), 2), ((2, 10), 5), ((1, 18), 3), ((4, 1), 2), ((3, 5), 6)]
+SMALL = [((3, 7), 2), ((2, 12), 5), ((1, 18), 3), ((4, 1), 2), ((3, 5), 6)]
 LARGE = [((32, 32), 4), ((32, 32), 8), ((33, 70), 3), ((224, 224), 8), ((40, 41), 16)]
 
 
@@ -164,6 +164,24 @@ def test_learned_weights_are_unpacked(scale: float) -> None:
         found = table_ops.table_and_degrees(graph, others, like)
         assert torch.equal(found[0], table)
         assert_matches(found[1], graph.degrees_of(table), 2e-7)
+
+
+@runs_kernels
+def test_where_torch_makes_float64_by_default() -> None:
+    """Tables of kernels are float32 all the same."""
+    x, v, _ = fields(4, 6)
+    weights = torch.linspace(1, 7, 12, device=DEVICE).requires_grad_()
+    metrics = [lambda: ws.Wasserstein(ws.PixelGraph.grid(4, 6, 2, weight=weights)), lambda: ws.Deformations(4, 6, 1.0)]
+    expected = [make().cometric(x).quad(v) for make in metrics]
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = [make().cometric(x).quad(v) for make in metrics]
+        table = table_ops.table_and_degrees(metrics[0]().graph, None, x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {t.dtype for t in table} == {torch.float32}
+    for f, e in zip(found, expected, strict=True):
+        assert_matches(f, e, 0)
 
 
 @runs_kernels

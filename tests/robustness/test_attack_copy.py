@@ -192,13 +192,13 @@ def test_where_triton_fails_the_convolutions_stay_torch_s(monkeypatch):
     def fails(layer, images):
         raise ImportError("no C compiler")
 
-    model = with_statistics(ResNet20(3, 10)).to(DEVICE)
-    sizes = {layer: torch.Size((4, layer.in_channels, 8, 8)) for layer in model.modules() if isinstance(layer, nn.Conv2d)}
-    model.requires_grad_(False)
+    model = with_statistics(ResNet20(3, 10, "relu")).to(DEVICE).requires_grad_(False)
+    sizes = attack_copy_module._fold_batch_norms(model, images(dtype=torch.float32))
     for forward, kind in ((Convolution2d.forward, Convolution2d), (fails, nn.Conv2d)):
         monkeypatch.setattr(Convolution2d, "forward", forward)
-        attack_copy_module._with_kernels(model, sizes)
+        found = attack_copy_module._with_kernels(model, sizes)
         assert {type(layer) for layer in sizes} == {kind}
+        assert found(images(dtype=torch.float32)).isfinite().all()
 
 
 def test_a_kernel_that_is_wrong_is_noticed(monkeypatch):

@@ -69,10 +69,10 @@ def _quad(u: Tensor, v: Tensor, rows: int, columns: int) -> Tensor:
     """v' A(u) v for each image. # shape: (B, C, H, W), both -> (B,)"""
     from wassersmooth.geometry.box_kernels import quadratic
 
-    plan = _plan(v, rows, columns, longest=32)
+    plan = _plan((u, v), rows, columns, longest=32)
     partial = v.new_empty(v.shape[0], v.shape[1] * plan.strips)
     with torch.cuda.device_of(v):  # type: ignore[no-untyped-call]
-        quadratic[plan.grid](u, v, partial, *plan.sizes, *u.stride(), *v.stride(), **plan.constants)
+        quadratic[plan.grid](u, v, partial, *plan.sizes, **plan.constants)
     return partial.sum(1)
 
 
@@ -84,11 +84,11 @@ quad = register("quad_box", _quad, lambda u, v, rows, columns: v.new_empty(v.sha
 def _bilinear(first: Tensor, second: Tensor, rows: int, columns: int, is_apply: bool, factor: Tensor | None = None) -> Tensor:
     from wassersmooth.geometry.box_kernels import bilinear
 
-    plan, result = _plan(second, rows, columns, longest=16), torch.empty_like(second)
-    strides = (*first.stride(), *second.stride(), *result.stride())
+    result = torch.empty_like(second)
+    plan = _plan((first, second, result), rows, columns, longest=16)
     with torch.cuda.device_of(second):  # type: ignore[no-untyped-call]
         bilinear[plan.grid](
-            *(first, second, first if factor is None else factor.contiguous(), result, *plan.sizes, *strides),
+            *(first, second, first if factor is None else factor.contiguous(), result, *plan.sizes),
             APPLY=is_apply,
             SCALED=factor is not None,
             **plan.constants,
@@ -99,17 +99,32 @@ def _bilinear(first: Tensor, second: Tensor, rows: int, columns: int, is_apply: 
 class _Plan(NamedTuple):
     grid: tuple[int, int]
     strips: int  # per plane
-    sizes: tuple[int, int, int, int]
+    sizes: tuple[int, ...]  # and strides
     constants: dict[str, Any]
 
 
-def _plan(field: Tensor, rows: int, columns: int, longest: int) -> _Plan:
-    images, channels, height, width = field.shape
-    strip = _strip_rows(field.numel(), rows, longest)
+def _plan(fields: tuple[Tensor, ...], rows: int, columns: int, longest: int) -> _Plan:
+    images, channels, height, width = fields[0].shape
+    strip = _strip_rows(fields[0].numel(), rows, longest)
     planes, across, down = images * channels, -(-width // 4), -(-height // strip)
-    constants = {"ROWS": strip, "ROW_REACH": rows, "COLUMN_REACH": columns, "THREADS": THREADS, "num_warps": THREADS // 32}
-    grid = (-(-planes * across // THREADS), down)
-    return _Plan(grid, across * down, (planes, channels, height, width), constants)
+    sizes, constants = in_memory(*fields)
+    constants |= {"ROWS": strip, "ROW_REACH": rows, "COLUMN_REACH": columns}
+    return _Plan((-(-planes * across // THREADS), down), across * down, sizes, constants)
+
+
+def in_memory(*fields: Tensor) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The arguments and constants that say where the pixels of fields of one shape are, for threads that have four of a row.
+
+    FOURS is 0 where these must be loaded one by one. Else it is the unit, 1 or 4 pixels, of the width and of all strides but
+    those of columns: Triton looks for multiples of 16, and would not see that rows of 28 pixels begin at multiples of 16 bytes.
+    """
+    images, channels, height, width = fields[0].shape
+    sizes = [width, *(stride for t in fields for stride in t.stride()[:3])]
+    aligned = all(t.stride(3) == 1 and t.data_ptr() % 16 == 0 for t in fields) and not any(size % 4 for size in sizes)
+    unit = 4 if aligned and any(size % 16 for size in sizes) else 1
+    strides = [size for t in fields for size in (*(stride // unit for stride in t.stride()[:3]), t.stride(3))]
+    constants = {"FOURS": unit if aligned else 0, "THREADS": THREADS, "num_warps": THREADS // 32}
+    return (images * channels, channels, height, width // unit, *strides), constants
 
 
 def _strip_rows(pixels: int, reach: int, longest: int) -> int:

@@ -135,7 +135,7 @@ class _Blurs(NamedTuple):
     @classmethod
     def of(cls, height: int, width: int, smoothness: float, like: Tensor) -> _Blurs:
         covariance = _covariance if is_fake(like) else _cached_covariance
-        tables = motion_ops.Tables(*(torch.zeros(2, size, size) for size in (height, width, height, width)))
+        tables = motion_ops.Tables(*(torch.zeros(2, n, n, dtype=torch.float32) for n in (height, width, height, width)))
         axes = []
         for (_, axis), (h, w) in _edge_grids(height, width).items():
             (rows, row_root), (columns, column_root) = covariance(h, smoothness), covariance(w, smoothness)

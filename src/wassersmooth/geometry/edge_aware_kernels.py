@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from wassersmooth.geometry.box_kernels import _load4, _plane, _strips
-from wassersmooth.geometry.table_kernels import _join4, _split4, _store_partial
+from wassersmooth.geometry.box_kernels import _load4, _plane, _split4, _store4, _strips
+from wassersmooth.geometry.table_kernels import _join4, _store_partial
 
 
 @triton.jit
@@ -43,6 +43,7 @@ def edge_aware(
     LARGEST: tl.constexpr,
     ROW_REACH: tl.constexpr,
     COLUMN_REACH: tl.constexpr,
+    FOURS: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     """OPERATION 0: A(first) second; 1: carre(first, second); 2: the neighbor sum of second; 3: second' A(first) second.
@@ -51,17 +52,18 @@ def edge_aware(
     thread, each in its own entry, so that the order of summation is fixed.
     Features are (B, FEATURES, H, W); the squared distance of two, at most LARGEST, is the negative exponent of 2.
     """
+    if FOURS:
+        width, first_row, second_row, result_row = FOURS * width, FOURS * first_row, FOURS * second_row, FOURS * result_row
     image, channel, x, valid = _strips(planes, channels, width, THREADS)
-    features = _plane(features, image, image * 0, FEATURES * height * width, 0)
-    first = _plane(first, image, channel, first_image, first_channel)
-    second = _plane(second, image, channel, second_image, second_channel)
-    result = _plane(result, image, channel, result_image, result_channel)
+    features = _plane(features, image, image * 0, FEATURES * height * width, 0, 0)
+    first = _plane(first, image, channel, first_image, first_channel, FOURS)
+    second = _plane(second, image, channel, second_image, second_channel, FOURS)
     y = tl.program_id(1)
-    k_p = _split4(_load4(first, first_row, first_column, y, x, 0, valid, height, width, 0.0), THREADS)
-    k_q = _split4(_load4(second, second_row, second_column, y, x, 0, valid, height, width, 0.0), THREADS)
+    k_p = _split4(_load4(first, first_row, first_column, y, x, 0, valid, height, width, 0.0, FOURS), THREADS)
+    k_q = _split4(_load4(second, second_row, second_column, y, x, 0, valid, height, width, 0.0, FOURS), THREADS)
     k_features = ()
     for feature in tl.static_range(FEATURES):
-        four = _load4(features + feature * height * width, width, 1, y, x, 0, valid, height, width, 0.0)
+        four = _load4(features + feature * height * width, width, 1, y, x, 0, valid, height, width, 0.0, FOURS)
         k_features = k_features + _split4(four, THREADS)
     zero = tl.zeros((THREADS,), tl.float32)
     sums = (zero, zero, zero, zero)
@@ -73,15 +75,19 @@ def edge_aware(
         for block in tl.static_range(-((COLUMN_REACH + 3) // 4), (COLUMN_REACH + 3) // 4 + 1):
             shifted = x[:, None] + 4 * block + tl.arange(0, 4)[None, :]
             inside = _split4(tl.where(valid & (shifted >= 0) & (shifted < width), 1.0, 0.0), THREADS)
-            q = _split4(_load4(second, second_row, second_column, y + away, x, 4 * block, valid, height, width, 0.0), THREADS)
+            q = _split4(
+                _load4(second, second_row, second_column, y + away, x, 4 * block, valid, height, width, 0.0, FOURS), THREADS
+            )
             p = q
             if OPERATION != 2:
-                p = _split4(_load4(first, first_row, first_column, y + away, x, 4 * block, valid, height, width, 0.0), THREADS)
+                p = _split4(
+                    _load4(first, first_row, first_column, y + away, x, 4 * block, valid, height, width, 0.0, FOURS), THREADS
+                )
             j_features = ()
             for feature in tl.static_range(FEATURES):
                 plane = features + feature * height * width
                 j_features = j_features + _split4(
-                    _load4(plane, width, 1, y + away, x, 4 * block, valid, height, width, 0.0), THREADS
+                    _load4(plane, width, 1, y + away, x, 4 * block, valid, height, width, 0.0, FOURS), THREADS
                 )
             new = ()
             for c in tl.static_range(4):
@@ -105,9 +111,10 @@ def edge_aware(
                             total = tl.fma(flow, k_p[c] + p[i] if OPERATION == 0 else k_p[c] - p[i], total)
                 new = new + (total,)
             sums = new
-    column = x[:, None] + tl.arange(0, 4)[None, :]
     value = _join4(sums, 0, THREADS) * (1.0 if OPERATION == 2 else 0.5)
     if OPERATION == 3:
-        _store_partial(result, tl.sum(tl.where(column < width, value, 0.0), axis=1), planes, width, THREADS)
+        inside = x[:, None] + tl.arange(0, 4)[None, :] < width
+        _store_partial(result, tl.sum(tl.where(inside, value, 0.0), axis=1), planes, width, THREADS)
     else:
-        tl.store(result + y * result_row + column * result_column, value, mask=valid & (column < width))
+        result = _plane(result, image, channel, result_image, result_channel, FOURS)
+        _store4(result, result_row, result_column, y, x, valid, height, width, value, FOURS, THREADS)

@@ -6,7 +6,7 @@ Like :mod:`wassersmooth.geometry.table_ops`. The weights are computed where they
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from wassersmooth.torch_ops import register
 if TYPE_CHECKING:
     from wassersmooth.geometry.edge_aware import EdgeAwareGraph
 
-THREADS = 128  # each has four columns
 MOST_FEATURES = 8
 LARGEST_REACH = 16
 
@@ -68,23 +67,19 @@ def _launch(
     from wassersmooth.geometry.edge_aware import LARGEST_EXPONENT
     from wassersmooth.geometry.edge_aware_kernels import edge_aware
 
-    images, channels, height, width = second.shape
-    planes = images * channels
     result = torch.empty_like(second) if partial is None else partial
-    constants: dict[str, Any] = {
+    sizes, constants = box_ops.in_memory(first, second, *([result] if partial is None else []))
+    planes, _, height, _ = sizes[:4]
+    constants |= {
         "OPERATION": operation,
         "FEATURES": features.shape[1],
         "LARGEST": LARGEST_EXPONENT * math.log2(math.e),
         "ROW_REACH": (table.shape[0] - 3) // 2,
         "COLUMN_REACH": table.shape[1] // 2,
-        "THREADS": THREADS,
     }
-    grid = (-(-planes * -(-width // 4) // THREADS), height)
-    strides = (*first.stride(), *second.stride(), *(result.stride() if partial is None else (0, 0, 0, 0)))
+    strides = () if partial is None else (0, 0, 0, 0)
     with torch.cuda.device_of(second):  # type: ignore[no-untyped-call]
-        edge_aware[grid](
-            *(first, second, table.contiguous(), features.contiguous(), result, planes, channels, height, width, *strides),
-            **constants,
-            num_warps=THREADS // 32,
+        edge_aware[-(-planes * -(-second.shape[3] // 4) // box_ops.THREADS), height](
+            *(first, second, table.contiguous(), features.contiguous(), result, *sizes, *strides), **constants
         )
     return result

@@ -3,7 +3,8 @@
 With ``asked(b, c)`` the velocities ``mb dc`` on the edges, mean of b times difference of c, summed over channels, and K their
 covariance, one over rows times one over columns: ``blur_columns`` computes the velocities and blurs them along the rows of
 the image, ``move`` and ``squares`` blur along its columns and use the result. Products of matrices are those of float32, split
-into three of tensor cores. The tables of K have a row and a column of zeros where the image has a pixel and no edge.
+into three of tensor cores. The tables of K have a row and a column of zeros where the image has a pixel and no edge. Heights
+and widths come in units of UNIT pixels.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment"
 
@@ -33,8 +34,10 @@ def blur_columns(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """asked(first, second) @ columns, for one of both axes. # shape of columns: (2, W, W); of blurred: (B, 2, H, W)"""
+    height, width = UNIT * height, UNIT * width
     axis, image = tl.program_id(0) % 2, (tl.program_id(0) // 2).to(tl.int64)
     down, across = 1 - axis, axis  # to the other end of an edge
     first += image * first_image
@@ -83,11 +86,13 @@ def move(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """What the velocities ``rows @ blurred`` make of an image; SCALED: times the factor of the image. # shape: rows (2, H, H)
 
     A pixel needs the velocities on all its four edges, those above and to the left from shifted tables and planes.
     """
+    height, width = UNIT * height, UNIT * width
     image = tl.program_id(0).to(tl.int64)
     y = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     x = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
@@ -130,8 +135,10 @@ def squares(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
+    UNIT: tl.constexpr,
 ):
     """The sum of the squares of ``rows @ blurred``, of each program, in an order in which those of an image are together."""
+    height, width = UNIT * height, UNIT * width
     axis, image = tl.program_id(0) % 2, (tl.program_id(0) // 2).to(tl.int64)
     y = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     x = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)

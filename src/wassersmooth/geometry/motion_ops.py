@@ -141,10 +141,11 @@ def _blur_columns(first: Tensor, second: Tensor, columns: Tensor) -> Tensor:
     images, channels, height, width = first.shape
     blurred = first.new_empty(images, 2, height, width)
     tile = _tile(width, _MOST_BLURRED)
+    size, constants = _constants(height, width, tile, summed=width)
     with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
         blur_columns[2 * images, -(-height // _ROWS), -(-width // tile)](
-            *(first, second, columns, blurred, channels, height, width, *first.stride(), *second.stride()),
-            **_constants(tile, width),
+            *(first, second, columns, blurred, channels, *size, *first.stride(), *second.stride()),
+            **constants,
         )
     return blurred
 
@@ -156,13 +157,14 @@ def _blur_rows_and_move(given: Tensor, blurred: Tensor, rows: Tensor, transport:
     images, channels, height, width = given.shape
     result = torch.empty_like(given)
     tile = _tile(width, _MOST_MOVED)
+    size, constants = _constants(height, width, tile, summed=height)
     with torch.cuda.device_of(given):  # type: ignore[no-untyped-call]
         move[images, -(-height // _ROWS), -(-width // tile)](
-            *(given, blurred, rows, rows if factor is None else factor.contiguous(), result, channels, height, width),
+            *(given, blurred, rows, rows if factor is None else factor.contiguous(), result, channels, *size),
             *(*given.stride(), *result.stride()),
             TRANSPORT=transport,
             SCALED=factor is not None,
-            **_constants(tile, height),
+            **constants,
         )
     return result
 
@@ -173,10 +175,11 @@ def _blur_rows_and_square(blurred: Tensor, rows: Tensor) -> Tensor:
 
     images, _, height, width = blurred.shape
     tile = _tile(width, _MOST_MOVED)
+    size, constants = _constants(height, width, tile, summed=height)
     grid = 2 * images, -(-height // _ROWS), -(-width // tile)
     partial = blurred.new_empty(images, 2 * grid[1] * grid[2])
     with torch.cuda.device_of(blurred):  # type: ignore[no-untyped-call]
-        squares[grid](blurred, rows, partial, height, width, **_constants(tile, height))
+        squares[grid](blurred, rows, partial, *size, **constants)
     return partial.sum(1)
 
 
@@ -193,5 +196,13 @@ def _tile(length: int, most: int) -> int:
     return min(most, max(_LEAST, 1 << (length - 1).bit_length()))
 
 
-def _constants(tile: int, summed: int) -> dict[str, Any]:
-    return {"ROWS": _ROWS, "COLUMNS": tile, "STEP": _tile(summed, _STEP), "num_warps": 8 if tile > 64 else 4}
+def _constants(height: int, width: int, tile: int, summed: int) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Height and width in units of UNIT pixels, and the constants of a kernel.
+
+    Triton looks for multiples of 16, and would load the numbers of a row of 28 one by one.
+    """
+    fours = height % 4 == width % 4 == 0 and (height % 16 or width % 16)
+    unit = 4 if fours else 1
+    warps = 8 if tile > 64 else 4
+    constants = {"ROWS": _ROWS, "COLUMNS": tile, "STEP": _tile(summed, _STEP), "UNIT": unit, "num_warps": warps}
+    return (height // unit, width // unit), constants

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from wassersmooth.geometry.box_kernels import _load4, _plane, _strips
+from wassersmooth.geometry.box_kernels import _load4, _plane, _split4, _store4, _strips
 
 
 @triton.jit
@@ -46,27 +46,29 @@ def bilinear(
     SAME: tl.constexpr,
     ROW_REACH: tl.constexpr,
     COLUMN_REACH: tl.constexpr,
+    FOURS: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     """APPLY: A(first) second; otherwise carre(first, second), of the same field if SAME. SCALED: times the image's factor."""
+    if FOURS:
+        width, first_row, second_row, result_row = FOURS * width, FOURS * first_row, FOURS * second_row, FOURS * result_row
     image, channel, x, valid = _strips(planes, channels, width, THREADS)
     scale = tl.load(factor + image, mask=image * channels < planes, other=0.0)[:, None] if SCALED else 1.0
-    first = _plane(first, image, channel, first_image, first_channel)
-    second = _plane(second, image, channel, second_image, second_channel)
-    result = _plane(result, image, channel, result_image, result_channel)
+    first = _plane(first, image, channel, first_image, first_channel, FOURS)
+    second = _plane(second, image, channel, second_image, second_channel, FOURS)
+    result = _plane(result, image, channel, result_image, result_channel, FOURS)
     top = tl.program_id(1) * 2
     q_mean = _first_pixel(second, second_row, second_column, top, x, valid)
     p_mean = tl.zeros((THREADS, 1), tl.float32) if APPLY else _first_pixel(first, first_row, first_column, top, x, valid)
     sums_p, sums_q, sums_pq = _table_sums(
         first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
-        table, top, x, valid, height, width, SAME, ROW_REACH, COLUMN_REACH, THREADS,
+        table, top, x, valid, height, width, SAME, ROW_REACH, COLUMN_REACH, FOURS, THREADS,
     )  # fmt: skip
-    column = x[:, None] + tl.arange(0, 4)[None, :]
     for row in tl.static_range(2):
         y = top + row
-        q = _load4(second, second_row, second_column, y, x, 0, valid, height, width, q_mean)
-        p = q if SAME else _load4(first, first_row, first_column, y, x, 0, valid, height, width, p_mean)
-        s = _load4(degrees, width, 1, y, x, 0, valid, height, width, 0.0)
+        q = _load4(second, second_row, second_column, y, x, 0, valid, height, width, q_mean, FOURS)
+        p = q if SAME else _load4(first, first_row, first_column, y, x, 0, valid, height, width, p_mean, FOURS)
+        s = _load4(degrees, width, 1, y, x, 0, valid, height, width, 0.0, FOURS)
         sum_p = _join4(sums_p, 4 * row, THREADS)
         sum_q = sum_p if SAME else _join4(sums_q, 4 * row, THREADS)
         sum_pq = _join4(sums_pq, 4 * row, THREADS)
@@ -74,9 +76,7 @@ def bilinear(
         across = q * sum_p - sum_pq
         value = (value + across if APPLY else value - across) * 0.5
         value = value * scale if SCALED else value
-        tl.store(
-            result + y * result_row + column * result_column, value, mask=valid & (column < tl.where(y < height, width, 0))
-        )
+        _store4(result, result_row, result_column, y, x, valid, height, width, value, FOURS, THREADS)
 
 
 @triton.jit
@@ -100,23 +100,26 @@ def quadratic(
     v_column,
     ROW_REACH: tl.constexpr,
     COLUMN_REACH: tl.constexpr,
+    FOURS: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     """sum u carre(v, v) over each block, each in its own entry of ``partial``, so that the order of summation is fixed."""
+    if FOURS:
+        width, u_row, v_row = FOURS * width, FOURS * u_row, FOURS * v_row
     image, channel, x, valid = _strips(planes, channels, width, THREADS)
-    u = _plane(u, image, channel, u_image, u_channel)
-    v = _plane(v, image, channel, v_image, v_channel)
+    u = _plane(u, image, channel, u_image, u_channel, FOURS)
+    v = _plane(v, image, channel, v_image, v_channel, FOURS)
     top = tl.program_id(1) * 2
     mean = _first_pixel(v, v_row, v_column, top, x, valid)
     sums, _, squares = _table_sums(
         v, v_row, v_column, mean, v, v_row, v_column, mean,
-        table, top, x, valid, height, width, True, ROW_REACH, COLUMN_REACH, THREADS,
+        table, top, x, valid, height, width, True, ROW_REACH, COLUMN_REACH, FOURS, THREADS,
     )  # fmt: skip
     total = tl.zeros((THREADS, 4), tl.float32)
     for row in tl.static_range(2):
-        p = _load4(v, v_row, v_column, top + row, x, 0, valid, height, width, mean)
-        weight = _load4(u, u_row, u_column, top + row, x, 0, valid, height, width, 0.0)
-        s = _load4(degrees, width, 1, top + row, x, 0, valid, height, width, 0.0)
+        p = _load4(v, v_row, v_column, top + row, x, 0, valid, height, width, mean, FOURS)
+        weight = _load4(u, u_row, u_column, top + row, x, 0, valid, height, width, 0.0, FOURS)
+        s = _load4(degrees, width, 1, top + row, x, 0, valid, height, width, 0.0, FOURS)
         sum_p, sum_pp = _join4(sums, 4 * row, THREADS), _join4(squares, 4 * row, THREADS)
         inside = x[:, None] + tl.arange(0, 4)[None, :] < tl.where(top + row < height, width, 0)
         total += tl.where(inside, weight * (p * (s * p - 2 * sum_p) + sum_pp), 0.0)  # p is no pixel where it is outside
@@ -149,6 +152,7 @@ def relation_sums(
     RAGGED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMN_REACH: tl.constexpr,
+    FOURS: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     """sum over the edges of each relation of (a_i + a_j)/2 (p_i - p_j)(q_i - q_j), over the strips of a program.
@@ -156,10 +160,12 @@ def relation_sums(
     A program has one dy from 0 on, the last number of its place, and all dx; ``partial`` is (programs, dy, dx). RAGGED: the
     width is no multiple of four, so that some of a thread's pixels may be outside the image.
     """
+    if FOURS:
+        width, a_row, p_row, q_row = FOURS * width, FOURS * a_row, FOURS * p_row, FOURS * q_row
     image, channel, x, valid = _strips(planes, channels, width, THREADS)
-    a = _plane(a, image, channel, a_image, a_channel)
-    p = _plane(p, image, channel, p_image, p_channel)
-    q = _plane(q, image, channel, q_image, q_channel)
+    a = _plane(a, image, channel, a_image, a_channel, FOURS)
+    p = _plane(p, image, channel, p_image, p_channel, FOURS)
+    q = _plane(q, image, channel, q_image, q_channel, FOURS)
     top, dy = tl.program_id(1) * ROWS, tl.program_id(2)
     present = tl.where(valid & (x[:, None] + tl.arange(0, 4)[None, :] < width), 1.0, 0.0)
     k_inside = _split4(present, THREADS)
@@ -169,15 +175,19 @@ def relation_sums(
         totals = totals + (zero,)
     for below in range(tl.minimum(ROWS, height - dy - top)):  # none where the neighbors are below the image
         y = top + below
-        k_a = _split4(_load4(a, a_row, a_column, y, x, 0, valid, height, width, 0.0), THREADS)
-        k_p = _split4(_load4(p, p_row, p_column, y, x, 0, valid, height, width, 0.0), THREADS)
-        k_q = k_p if SAME else _split4(_load4(q, q_row, q_column, y, x, 0, valid, height, width, 0.0), THREADS)
+        k_a = _split4(_load4(a, a_row, a_column, y, x, 0, valid, height, width, 0.0, FOURS), THREADS)
+        k_p = _split4(_load4(p, p_row, p_column, y, x, 0, valid, height, width, 0.0, FOURS), THREADS)
+        k_q = k_p if SAME else _split4(_load4(q, q_row, q_column, y, x, 0, valid, height, width, 0.0, FOURS), THREADS)
         for block in tl.static_range(-((COLUMN_REACH + 3) // 4), (COLUMN_REACH + 3) // 4 + 1):
             shifted = x[:, None] + 4 * block + tl.arange(0, 4)[None, :]
             j_inside = _split4(tl.where(valid & (shifted >= 0) & (shifted < width), 1.0, 0.0), THREADS)
-            j_a = _split4(_load4(a, a_row, a_column, y + dy, x, 4 * block, valid, height, width, 0.0), THREADS)
-            j_p = _split4(_load4(p, p_row, p_column, y + dy, x, 4 * block, valid, height, width, 0.0), THREADS)
-            j_q = j_p if SAME else _split4(_load4(q, q_row, q_column, y + dy, x, 4 * block, valid, height, width, 0.0), THREADS)
+            j_a = _split4(_load4(a, a_row, a_column, y + dy, x, 4 * block, valid, height, width, 0.0, FOURS), THREADS)
+            j_p = _split4(_load4(p, p_row, p_column, y + dy, x, 4 * block, valid, height, width, 0.0, FOURS), THREADS)
+            j_q = (
+                j_p
+                if SAME
+                else _split4(_load4(q, q_row, q_column, y + dy, x, 4 * block, valid, height, width, 0.0, FOURS), THREADS)
+            )
             new = ()
             for index in tl.static_range(2 * COLUMN_REACH + 1):
                 total = totals[index]
@@ -286,7 +296,8 @@ def add_flows(
 def _table_sums(
     first, first_row, first_column, p_mean, second, second_row, second_column, q_mean,
     table, top, x, valid, height, width,
-    SAME: tl.constexpr, ROW_REACH: tl.constexpr, COLUMN_REACH: tl.constexpr, THREADS: tl.constexpr,
+    SAME: tl.constexpr, ROW_REACH: tl.constexpr, COLUMN_REACH: tl.constexpr, FOURS: tl.constexpr,
+    THREADS: tl.constexpr,
 ):  # fmt: skip
     """Weighted sums of p, q and p q over the windows of a block's pixels, eight of each. If SAME, q is p.
 
@@ -298,11 +309,11 @@ def _table_sums(
     for away in range(tl.maximum(-ROW_REACH, -top), tl.minimum(ROW_REACH + 1, height - 1 - top) + 1):
         row_weights = table + (away + ROW_REACH + 1) * (2 * COLUMN_REACH + 1) + COLUMN_REACH
         for block in tl.static_range(-((COLUMN_REACH + 3) // 4), (COLUMN_REACH + 3) // 4 + 1):
-            p4 = _load4(first, first_row, first_column, top + away, x, 4 * block, valid, height, width, p_mean)
+            p4 = _load4(first, first_row, first_column, top + away, x, 4 * block, valid, height, width, p_mean, FOURS)
             q4 = (
                 p4
                 if SAME
-                else _load4(second, second_row, second_column, top + away, x, 4 * block, valid, height, width, q_mean)
+                else _load4(second, second_row, second_column, top + away, x, 4 * block, valid, height, width, q_mean, FOURS)
             )
             p, q, pq = _split4(p4, THREADS), _split4(q4, THREADS), _split4(p4 * q4, THREADS)
             new_p, new_q, new_pq = (), (), ()
@@ -323,14 +334,6 @@ def _table_sums(
 def _first_pixel(field, row_stride, column_stride, y, x, valid):
     """# shape: (THREADS, 1)"""
     return tl.load(field + y * row_stride + x[:, None] * column_stride, mask=valid, other=0.0)
-
-
-@triton.jit
-def _split4(four, THREADS: tl.constexpr):
-    even, odd = tl.split(tl.reshape(four, (THREADS, 2, 2)))
-    x0, x2 = tl.split(even)
-    x1, x3 = tl.split(odd)
-    return x0, x1, x2, x3
 
 
 @triton.jit

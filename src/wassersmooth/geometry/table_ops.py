@@ -17,7 +17,7 @@ from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.randomness import standard_normal
 from wassersmooth.torch_ops import register
 
-THREADS = 128  # each has four columns of two rows
+THREADS = box_ops.THREADS  # each has four columns of two rows
 LARGEST_REACH = 16
 MOST_NORMALS = 2**27  # drawn at once: 512 MiB
 _PIXELS = 256  # of a program that adds flows
@@ -48,12 +48,10 @@ def _quad(u: Tensor, v: Tensor, table: Tensor, degrees: Tensor) -> Tensor:
     """v' A(u) v for each image. # shape: (B, C, H, W), both -> (B,)"""
     from wassersmooth.geometry.table_kernels import quadratic
 
-    grid, sizes = _plan(v)
+    grid, sizes, constants = _plan(table, u, v)
     partial = v.new_empty(v.shape[0], v.shape[1] * grid[1] * -(-v.shape[3] // 4))
     with torch.cuda.device_of(v):  # type: ignore[no-untyped-call]
-        quadratic[grid](
-            *(u, v, table.contiguous(), degrees.contiguous(), partial, *sizes, *u.stride(), *v.stride()), **_constants(table)
-        )
+        quadratic[grid](u, v, table.contiguous(), degrees.contiguous(), partial, *sizes, **constants)
     return partial.sum(1)
 
 
@@ -69,12 +67,10 @@ def _relation_sums(a: Tensor, p: Tensor, q: Tensor, rows: int, columns: int) -> 
     grid = (strips, -(-height // _SUMMED_ROWS), rows + 1)
     partial = p.new_empty(grid[0] * grid[1], rows + 1, 2 * columns + 1)
     same = p.data_ptr() == q.data_ptr() and p.stride() == q.stride() if p.numel() else True
+    sizes, constants = box_ops.in_memory(a, p, q)
+    constants |= {"SAME": same, "RAGGED": width % 4 != 0, "ROWS": _SUMMED_ROWS, "COLUMN_REACH": columns}
     with torch.cuda.device_of(p):  # type: ignore[no-untyped-call]
-        relation_sums[grid](
-            *(a, p, q, partial, images * channels, channels, height, width, *a.stride(), *p.stride(), *q.stride()),
-            **{"SAME": same, "RAGGED": width % 4 != 0, "ROWS": _SUMMED_ROWS, "COLUMN_REACH": columns, "THREADS": THREADS},
-            num_warps=THREADS // 32,
-        )
+        relation_sums[grid](a, p, q, partial, *sizes, **constants)
     return partial.sum(0, dtype=torch.float64).to(p.dtype)
 
 
@@ -88,8 +84,7 @@ def _unpack_weights(
     from wassersmooth.geometry.table_kernels import unpack_weights
 
     number, entries = len(weights), relations.numel()
-    table = torch.empty(relations.shape, device=weights.device)
-    degrees = torch.empty(height, width, device=weights.device)
+    table, degrees = _table_and_degrees(relations, height, width)
     with torch.cuda.device_of(weights):  # type: ignore[no-untyped-call]
         unpack_weights[(-(-height * width // THREADS),)](
             *(weights.contiguous(), relations, offsets, table, degrees, number, height, width),
@@ -98,6 +93,12 @@ def _unpack_weights(
             num_warps=THREADS // 32,
         )
     return table, degrees
+
+
+def _table_and_degrees(relations: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Their memory."""
+    table = torch.empty(relations.shape, dtype=torch.float32, device=relations.device)
+    return table, table.new_empty(height, width)
 
 
 def _add_flows(u: Tensor, normals: Tensor, offsets: Tensor, weights: Tensor, so_far: Tensor | None = None) -> Tensor:
@@ -126,10 +127,7 @@ quad = register("quad_table", _quad, lambda u, v, table, degrees: v.new_empty(v.
 unpack_weights = register(
     "unpack_weights",
     _unpack_weights,
-    lambda weights, relations, offsets, height, width, in_units: (
-        torch.empty(relations.shape, device=weights.device),
-        torch.empty(height, width, device=weights.device),
-    ),
+    lambda weights, relations, offsets, height, width, in_units: _table_and_degrees(relations, height, width),
 )
 relation_sums = register("relation_sums", _relation_sums, lambda a, p, q, rows, columns: p.new_empty(rows + 1, 2 * columns + 1))
 
@@ -139,31 +137,21 @@ def _bilinear(
 ) -> Tensor:
     from wassersmooth.geometry.table_kernels import bilinear
 
-    (grid, sizes), result = _plan(second), torch.empty_like(second)
-    strides = (*first.stride(), *second.stride(), *result.stride())
+    result = torch.empty_like(second)
+    grid, sizes, constants = _plan(table, first, second, result)
     same = not is_apply and first.data_ptr() == second.data_ptr() and first.stride() == second.stride()
     given = (table.contiguous(), degrees.contiguous(), degrees if factor is None else factor.contiguous())
     with torch.cuda.device_of(second):  # type: ignore[no-untyped-call]
-        bilinear[grid](
-            *(first, second, *given, result, *sizes, *strides),
-            APPLY=is_apply,
-            SCALED=factor is not None,
-            SAME=same,
-            **_constants(table),
-        )
+        bilinear[grid](first, second, *given, result, *sizes, APPLY=is_apply, SCALED=factor is not None, SAME=same, **constants)
     return result
 
 
-def _plan(field: Tensor) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-    """The grid of programs, and the sizes that a kernel needs."""
-    images, channels, height, width = field.shape
-    planes = images * channels
-    return (-(-planes * -(-width // 4) // THREADS), -(-height // 2)), (planes, channels, height, width)
-
-
-def _constants(table: Tensor) -> dict[str, Any]:
-    rows, columns = (table.shape[0] - 3) // 2, table.shape[1] // 2
-    return {"ROW_REACH": rows, "COLUMN_REACH": columns, "THREADS": THREADS, "num_warps": THREADS // 32}
+def _plan(table: Tensor, *fields: Tensor) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
+    """The grid of programs, and what a kernel must know of a table and of fields."""
+    images, channels, height, width = fields[0].shape
+    sizes, constants = box_ops.in_memory(*fields)
+    constants |= {"ROW_REACH": (table.shape[0] - 3) // 2, "COLUMN_REACH": table.shape[1] // 2}
+    return (-(-images * channels * -(-width // 4) // THREADS), -(-height // 2)), sizes, constants
 
 
 def table_and_degrees(graph: PixelGraph, weights: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -133,6 +133,7 @@ def _with_kernels(model: nn.Module, sizes: dict[nn.Conv2d, torch.Size]) -> nn.Mo
     if any(call.exception() for call in calls):
         for layer in sizes:
             layer.__class__ = nn.Conv2d
+        return model
     return found
 
 

@@ -16,9 +16,10 @@ import torch
 import wassersmooth as ws
 from experiments.ground_metric import commands, fitted, helping, likelihoods, pairs, plans
 from experiments.ground_metric.commands import PROGRAM
-from experiments.ground_metric.comparing import Difference, Point, Studies, all_clear, chosen, points_of
+from experiments.ground_metric.comparing import Point, Studies, chosen, points_of
 from experiments.ground_metric.likelihoods import Spectra
 from experiments.ground_metric.plans import SMALL, Setting, settings_of
+from experiments.side_by_side import lock_of
 from wassersmooth.cli import main
 from wassersmooth.study import data
 from wassersmooth.study.data import Dataset, Part
@@ -135,12 +136,6 @@ def test_points_are_compared_at_equal_clean_error() -> None:
     assert math.isnan(alone.spread["clean"][0])
 
 
-def test_holm_and_one_seed_shows_nothing() -> None:
-    found = {"sure": Difference(5.0, 1.0), "maybe": Difference(2.1, 1.0), "unknown": Difference(9.0, math.nan)}
-    assert all_clear(found) == {"sure"}
-    assert all_clear({"maybe": found["maybe"]}) == {"maybe"}
-
-
 def small_work(tmp_path: Path, deadline: float = math.inf) -> helping.Work:
     scale = replace(SMALL, images=(12, 8, 6), validation=6)
     return helping.Work(scale, None, tmp_path / "rows.json", tmp_path / "runs", torch.device("cpu"), 1, 1, deadline)
@@ -169,7 +164,7 @@ def test_a_network_of_another_process_is_left_to_it(tmp_path: Path, monkeypatch:
     work = small_work(tmp_path)
     run = Run.of(tmp_path / "runs" / taken.study(), taken.config(work.scale, None, 1))
     run.folder.parent.mkdir(parents=True)
-    with locked(helping.lock_of(run)):
+    with locked(lock_of(run)):
         work.run([taken, free])
         assert work.missing([taken, free]) == [taken]
     work.run([taken, free])

@@ -137,6 +137,19 @@ def test_one_seed_shows_nothing() -> None:
     assert in_words(trial.comparisons["order"]).endswith("(one seed)")
 
 
+def test_a_strength_of_one_seed_is_compared_beside_others_of_several() -> None:
+    alone = (0.2, 0.3)  # of the published networks, one seed has the measures of the protocol
+    rows = [row for row in curves(BETTER) if row["eta"] not in alone or not row["seed"]]
+    trial = judged(rows)
+    assert trial.verdicts["order"] == SHOWN
+    assert trial.comparisons["euclidean"].missing == ONE_SEED  # which is a network of one seed against none
+    whole = judged(curves(BETTER)).comparisons["order"].difference
+    found = trial.comparisons["order"].difference
+    assert found is not None
+    assert whole is not None
+    assert found.error > whole.error
+
+
 def test_measures_of_the_protocol_are_added_to_their_networks() -> None:
     name = "fgsm_8_normalized_predicted"
     rows = [row | {"model_sha256": f"{row['regularizer']} {row['eta']} {row['seed']}"} for row in curves(BETTER)]

@@ -158,6 +158,10 @@ def test_the_page_says_what_explains_each_row() -> None:
         "Euclidean / Wasserstein are 33.0 / 38.0 at clean errors of 17.0 / 16.5; their order at equal clean error is " in text
     )
     assert "**not shown**" in text
+    answer = text.split("\n\n")[1]
+    assert "None explained in part (1 of 2 rows within 5 points); Euclidean explained in part (1 of 2 rows" in answer
+    assert "Wasserstein not explained (0 of 2 rows within 5 points); 1 seed of each" in answer
+    assert "Of 3 rows: 0 shown, 3 not shown, 0 contradicted; none of them could be compared." in answer
     assert "; labels, normalized units come nearer" in text  # fgsm_25, whose labels are made to fit
     assert (
         "the plain network reaches the paper's 10.01 flips with zeros at reach 21, where Euclidean / Wasserstein have" in text

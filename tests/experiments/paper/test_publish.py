@@ -15,10 +15,12 @@ import pytest
 
 from experiments import row_store
 from experiments.paper import publish
+from experiments.paper.claims import trials
 from experiments.paper.commands import PROGRAM
-from experiments.paper.results import AXES, BETWEEN, ERRORS, KEY, PREDICTED, REGULARIZERS
+from experiments.paper.results import AXES, BETWEEN, ERRORS, KEY, PREDICTED, REGULARIZERS, Results
 from experiments.paper.suite import SUITE
 from tests.experiments.paper.fake_publication import fake_rows
+from tests.experiments.paper.test_claims import BETTER, curves
 from tests.robustness.conftest import shorten_autoattack
 from tests.study.fake_runs import fake_study
 from tests.study.small_studies import CPU, SILENT, stripes_file, tiny_run, tiny_study
@@ -310,6 +312,20 @@ def test_strengths_in_between_are_rows_of_no_selection(published: Path, tmp_path
     assert not any(BETWEEN in name for name in plots)
     with pytest.raises(StudyError, match="no run of euclidean or wasserstein among the 2 given"):
         publish.publish([run for run in runs if run.config.regularizer.kind == "none"], path, BETWEEN, None, None, SILENT)
+
+
+def test_the_page_says_what_is_known_of_the_order_and_why_no_more(tmp_path: Path) -> None:
+    known = publish.page_of(stored_in(tmp_path, curves(BETTER)))[0]
+    counts = re.search(r"equal clean error\? Of 12 settings (\d+) can be compared: (\d+) shown, (\d+) not", known)
+    assert counts is not None
+    order = [trial.comparisons["order"].decides for trial in trials(Results.of(curves(BETTER)))]
+    assert int(counts[1]) == sum(order) < 12
+    assert int(counts[2]) > 0
+    assert "clean errors: None 16.4 %; Euclidean 16.1 %, 17.1 %, 18.1 % and 22.1 %; Wasserstein 16.1 %" in known
+    text = publish.page_of(stored_in(tmp_path / "single", curves(BETTER, seeds=1)))[0]
+    assert "at equal clean error? Not known in any of 12 settings.**" in text
+    assert "what is not in the table below is not trained yet" in text
+    assert "**Not known yet**: every reading is implemented" in text
 
 
 def test_the_plan_of_strengths_in_between_is_the_paper_s_recipe() -> None:

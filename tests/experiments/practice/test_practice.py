@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from experiments.practice import commands, page, stored_rows, suggestions
 from experiments.practice.choosing import AIMS, chosen, chosen_rows, families, plain_of, points_of
 from experiments.practice.commands import PROGRAM
 from experiments.practice.plans import FULL, SMALL, Setting, settings_of, with_eta
-from experiments.practice.work import suggestion
+from experiments.practice.work import Work, suggestion
 from wassersmooth.cli import main
 from wassersmooth.robustness.attacks import FGSM
 from wassersmooth.study import data
@@ -123,6 +124,8 @@ def test_the_page_says_what_is_missing_and_escapes_what_it_shows(tmp_path: Path)
     assert "`ws.GradientPenalty(ws.Euclidean(), 1)`" in text
     assert "2.5 points lower on test images (2 seeds): every seed is better" in " ".join(text.split())
     assert "How good suggested strengths are" in text
+    assert "one took up to 3.1 times as long as another" in " ".join(text.split())  # epochs of 1 + eta seconds
+    assert "AutoAttack" not in text
     assert "<machine>" not in text
     assert (tmp_path / "practice.png").is_file()
     damaged = [{**ROWS[0], "errors": {"clean": 200.0}}, *ROWS[1:]]
@@ -160,11 +163,22 @@ def test_train_attack_merge_and_render(
     assert "AutoAttack 0.1" in (tmp_path / "practice.md").read_text()
 
 
+def test_a_network_is_not_begun_that_would_not_be_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    rest = {"folder": None, "rows": tmp_path / "rows.json", "runs": tmp_path / "runs", "device": torch.device("cpu")}
+    deadline = time.perf_counter() + 100
+    work = Work(table="mnist-1000", scale=SMALL, precision="float32", deadline=deadline, **rest)  # type: ignore[arg-type]
+    monkeypatch.setattr(work, "_trained", lambda setting, *given: iter(begun.append(setting.regularizer) or ()))
+    work.paces = [9.0]  # seconds for each sweep
+    for regularizer in ("pgd7:eta=0.1", "adversarial:eta=0.1"):
+        work._one(Setting("mnist-1000", regularizer, 0))
+    assert begun == ["adversarial:eta=0.1"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["train", "--tables", "imagenet"], "tables must be among cifar10"),
-        (["train", "--part", "2", "--parts", "2"], "part must be from 0 to 1"),
         (["merge"], "merge needs files of rows"),
         (["render", "nowhere"], "render needs the rows of train"),
     ],

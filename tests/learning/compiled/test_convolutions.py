@@ -5,6 +5,7 @@ compiler, so that this file then runs once more, in a separate process.
 """
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,6 +203,25 @@ def test_block_in_one_kernel(case: Any, added: bool, activation: Any, monkeypatc
 
 
 @runs_kernels
+@pytest.mark.parametrize("activation", [None, nn.ReLU(), nn.Softplus(), nn.SiLU()], ids=str)
+def test_nan_is_not_hidden(activation: Any) -> None:
+    layer = Layer(ODD[1], True)
+    with torch.no_grad():
+        layer.images[1, 3, 4, 5] = torch.nan
+        result = ours.ConvolutionBlock(layer.fast, activation)(layer.images)
+    assert result[0].isfinite().all()
+    assert result[1, :, 4, 5].isnan().all()
+
+
+@runs_kernels
+def test_an_empty_batch() -> None:
+    for name, arguments in Case((0, *ODD[1][1:])).arguments().items():
+        result, expected = getattr(ours, name)(*arguments), PLAIN[name](*double(arguments))
+        assert result.shape == expected.shape
+        assert not result.any()
+
+
+@runs_kernels
 def test_block_whose_sum_broadcasts_is_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Layer(ODD[1], True)
     block = ours.ConvolutionBlock(layer.fast, nn.ReLU())
@@ -386,6 +406,15 @@ def test_what_the_kernels_are_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ours.kernels_support(a.bfloat16())
     monkeypatch.setattr(ours, "_TRITON", False)
     assert not ours.kernels_support(a)
+
+
+def test_gpus_without_tensor_cores_for_tf32_keep_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would multiply exactly, and correct an error that is not there."""
+    images = SimpleNamespace(dim=lambda: 4, numel=lambda: 1, device=torch.device("cuda"), dtype=torch.float32)
+    images.is_contiguous = lambda memory_format: True
+    for capability, supported in (((7, 5), False), ((8, 0), True), ((12, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        assert ours.kernels_support(images) == supported  # type: ignore[arg-type]
 
 
 def test_where_they_are_faster() -> None:
