@@ -34,6 +34,7 @@ CALCULUS_CASES = [
     OperatorCase(layout="volume", height=2, width=2, weight="function"),
     OperatorCase(layout="edges", height=2, width=3, weight="tensor", mass=0.3),
     OperatorCase(layout="edges", height=2, width=4, weight="tensor"),
+    OperatorCase(layout="islands", height=2, width=4, weight="tensor"),
     OperatorCase(height=3, width=3, motion="advection", smoothness=2.0, mass=0.2),
 ]
 

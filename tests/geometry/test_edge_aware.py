@@ -88,6 +88,17 @@ def test_derivatives_take_the_features_as_constants() -> None:
     assert torch.autograd.gradcheck(lambda a, b: frozen.cometric(a).mv(b), inputs)
 
 
+def test_learned_weights_in_float32() -> None:
+    """What is solved for without derivatives, in float64, leaves the degrees their derivatives."""
+    x, xi = (t.cpu() for t in fields(4, 5))
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        weights = torch.tensor([0.7, 1.2, 0.9, 1.0], dtype=torch.float64, requires_grad=True)
+        metric = ws.Wasserstein(ws.PixelGraph.grid(4, 5, 1, weight=weights, features=colors), mass=0.1)
+        found.append(torch.autograd.grad(metric.cometric(x.to(dtype)).log_prob(xi.to(dtype)).sum(), weights)[0])
+    assert_matches(*found, 1e-4)
+
+
 def test_mass_stays_on_its_side_of_an_edge() -> None:
     x = torch.full((1, 1, 6, 8), 0.2, dtype=torch.float64)
     x[..., 4:] = 0.9

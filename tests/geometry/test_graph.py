@@ -6,13 +6,15 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import wassersmooth as ws
 from tests import oracles
 from tests.compare import assert_matches
 from tests.operator_case import WASSERSTEIN_CASES, OperatorCase, over
 from wassersmooth.geometry import laplacian_maps
-from wassersmooth.geometry.neighbor_sum import Direct, Disk, relation_sum
+from wassersmooth.geometry.device_cache import DeviceCache
+from wassersmooth.geometry.neighbor_sum import Disk, relation_sum
 
 
 @pytest.mark.parametrize("neighborhood", ["square", "disk"])
@@ -194,13 +196,16 @@ def test_a_graph_used_in_inference_mode_can_be_differentiated_afterwards(weight:
     assert_matches(seen, x.grad, 1e-12)
 
 
-def test_a_kernel_copied_to_a_device_in_inference_mode_works_in_every_mode() -> None:
-    graph = OperatorCase(weight="function", radius=2, height=6, width=6).graph()
-    assert isinstance(graph.stencil, Direct)
+def test_what_is_kept_for_a_device_works_in_every_mode() -> None:
+    cache: DeviceCache[torch.Tensor] = DeviceCache()
+    like = torch.ones(2)
     with torch.inference_mode():
-        graph.stencil(torch.ones(1, 1, 6, 6, device="meta"))
-    assert graph.stencil.kernel.device.type == "meta"
-    assert not graph.stencil.kernel.is_inference()
+        kept = cache.get(like, lambda: torch.arange(3.0), "key")
+    assert not kept.is_inference()
+    assert cache.get(like, lambda: torch.zeros(3), "key") is kept
+    assert cache.get(like.to("meta"), lambda: torch.zeros(3), "key") is not kept
+    make_fx(lambda x: x + cache.get(x, lambda: torch.zeros(2), "traced"))(like)  # what a tracer saw belongs to its graph
+    assert torch.equal(cache.get(like, lambda: torch.ones(2), "traced"), torch.ones(2))
 
 
 @pytest.mark.parametrize("value", [-0.25, 0.0, float("nan")])

@@ -131,8 +131,8 @@ def test_tolerance_and_steps(device: str) -> None:
         UserWarning, match=r"did not converge: the relative residual is \d.* after 3 steps, above .* of 1e-06;"
     ) as w:
         cometric.solve(b, tolerance=1e-6, max_steps=3)
-    with pytest.warns(UserWarning, match="L times the solution is about"):
-        cometric.solve(b, max_steps=3)
+    with pytest.warns(UserWarning, match="after 3 steps, above the tolerance of 1e-09; raise max_steps"):
+        cometric.solve(b, max_steps=3)  # the pixels are not to blame
     assert [warning.filename for warning in w] == [__file__]
     for wrong in ({"tolerance": -1.0}, {"tolerance": 1.0}, {"tolerance": "small"}, {"max_steps": 0}, {"max_steps": 2.5}):
         for operator in (cometric, ws.Euclidean().cometric(b)):

@@ -107,9 +107,34 @@ def test_attacks_stay_in_the_box_and_in_the_ball(metric: Any, iterations: int, x
     assert_each_matches(metric.cometric(x).norm_sq(closed - x), torch.full((3,), epsilon**2), 1e-6)
 
 
+@pytest.mark.parametrize("kind", ["transport", "advection"])
+@pytest.mark.parametrize("iterations", [1, 6])
+def test_attacks_in_the_ball_of_velocities(kind: Any, iterations: int, x: Tensor, device: str) -> None:
+    """Without a mass term, coherent motion is attacked by velocities of a bounded length."""
+    network, labels, metric = model(device), torch.tensor([0, 1, 2], device=device), ws.Deformations(4, 5, 0.5, kind)
+    gray = 0.4 + 0.2 * x
+    attacked = ws.attacks.WassersteinPGD(metric, 0.1, iterations)(network, gray, labels)  # no pixel is clipped
+    length_sq = metric.cometric(gray).norm_sq(attacked - gray)
+    assert (length_sq <= 0.1**2 * (1 + 1e-6)).all()
+    assert (length_sq > 0.09**2).all()
+    if iterations == 1:
+        assert_matches(attacked, ws.attacks.WassersteinFGSM(metric, 0.1, limited=False)(network, gray, labels), 1e-10)
+    far = ws.attacks.WassersteinPGD(metric, 3.0, iterations)(network, x, labels)
+    assert float(far.min()) == 0
+    assert float(far.max()) <= 1
+    losses = [nn.functional.cross_entropy(network(images), labels, reduction="none") for images in (gray, attacked, x, far)]
+    assert (losses[1] > losses[0]).all()
+    assert losses[3].sum() > losses[2].sum()
+
+
 def test_attacks_refuse_a_singular_metric(x: Tensor, device: str) -> None:
-    with pytest.raises(ValueError, match=r"must be invertible; got CoherentMotion.* singular; use one with a mass term"):
-        ws.attacks.WassersteinPGD(ws.Deformations(4, 5), 0.3, 2)(model(device), x, torch.tensor([0, 1, 2], device=device))
+    class Singular(type(OWN.cometric(x))):  # type: ignore[misc]
+        singular = True
+
+    metric = copy.copy(OWN)
+    metric.evaluate = Singular
+    with pytest.raises(ValueError, match=r"must be invertible; got Singular.* singular; use one with a mass term"):
+        ws.attacks.WassersteinPGD(metric, 0.3, 2)(model(device), x, torch.tensor([0, 1, 2], device=device))
 
 
 def test_evaluate_and_certify(x: Tensor, device: str) -> None:

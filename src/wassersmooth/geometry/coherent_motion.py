@@ -20,10 +20,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from wassersmooth import _checks, visibility
+from wassersmooth import _checks
 from wassersmooth._torch_internals import is_fake
 from wassersmooth.geometry import motion_ops
 from wassersmooth.geometry.cometric import Cometric
+from wassersmooth.geometry.device_cache import DeviceCache
 from wassersmooth.geometry.laplacian_maps import inner
 from wassersmooth.geometry.metrics import Metric
 from wassersmooth.geometry.neighbor_sum import Offsets, edge_ends, spread_to_ends
@@ -62,7 +63,7 @@ class Deformations(Metric):
         _checks.choice("kind", kind, MOTIONS)
         self.kind = kind
         self.mass = float(_checks.non_negative_number("mass", mass, most=torch.finfo(torch.float64).max))
-        self._blurs: dict[torch.device, _Blurs] = {}
+        self._blurs: DeviceCache[_Blurs] = DeviceCache()
 
     def check(self, x: Tensor) -> None:
         self._check(x, _checks.masses if self.kind == "transport" else _checks.finite)
@@ -76,7 +77,8 @@ class Deformations(Metric):
         values("images", x)
 
     def evaluate(self, x: Tensor) -> CoherentMotion:
-        return CoherentMotion(x, self.kind, self._blurs_on(x), self.mass)
+        blurs = self._blurs.get(x, lambda: _Blurs.of(self.height, self.width, self.smoothness, x))
+        return CoherentMotion(x, self.kind, blurs, self.mass)
 
     def derivative_mv(self, x: Tensor, a: Tensor, v: Tensor) -> Tensor:
         """L is quadratic in x: ``T(a) K T(x)' v + T(x) K T(a)' v``."""
@@ -97,16 +99,6 @@ class Deformations(Metric):
                 f"image is flat; {_REMEDY}"
             )
         return super().grad_logdet(x)
-
-    def _blurs_on(self, x: Tensor) -> _Blurs:
-        """How velocities along each axis are blurred, copied to a device once."""
-        if x.device in self._blurs:
-            return self._blurs[x.device]
-        with torch.inference_mode(False), torch.no_grad():  # inference tensors could not be used outside inference mode
-            made = _Blurs.of(self.height, self.width, self.smoothness, x)
-        if not visibility.tracing() and not visibility.capturing(x):
-            self._blurs[x.device] = made
-        return made
 
     def __reduce__(self) -> tuple[Any, ...]:  # without the cache
         return type(self), self._key()

@@ -86,7 +86,7 @@ class Cometric(ABC):
         tolerance, max_steps = _checked_limits(tolerance, max_steps)
         with torch.no_grad():
             solution = self._solve("b", b, tolerance, max_steps)
-            self._warn_if_not_converged(solution, tolerance)
+            self._warn_if_not_converged(solution, tolerance, max_steps)
             found = solution.x.reshape(b.shape).to(b.dtype)
         if not torch.is_grad_enabled():
             return found
@@ -248,14 +248,16 @@ class Cometric(ABC):
         rounding = max(values.shape[1] * torch.finfo(torch.float64).eps, ROUNDING[dtype] ** 2)
         return Spectrum(torch.where(values > rounding * values[:, -1:], values, 0.0), vectors)
 
-    def _warn_if_not_converged(self, solution: krylov.Solution, tolerance: float | None) -> None:
-        error = solution.relative_residual()
-        if tolerance is None:
+    def _warn_if_not_converged(self, solution: krylov.Solution, tolerance: float | None, max_steps: int | None) -> None:
+        error, stopped = solution.relative_residual(), max_steps is not None and solution.steps == max_steps
+        if tolerance is None and not stopped:
             self._warn_if_inaccurate("L times the solution", error)
-        elif not float(error.max()) <= tolerance:
+            return
+        most = ROUNDING[self.x.dtype] if tolerance is None else tolerance
+        if not float(error.max()) <= most:
             warnings.warn(
                 f"solve did not converge: the relative residual is {float(error.max()):.1e} after {solution.steps} steps, "
-                f"above the tolerance of {tolerance:g}; raise max_steps or tolerance, or use a larger mass term",
+                f"above the tolerance of {most:g}; raise max_steps or tolerance, or use a larger mass term",
                 stacklevel=3,
             )
 
@@ -542,12 +544,14 @@ class WeightedLaplacian(Cometric):
 
         # shape: (B, C, H, W)
         """
-        if not self.mass and not bool((connected := self._double().components().connected).all()):
-            raise ValueError(
-                "the volume of the metric needs an image that zero pixels do not disconnect; "
-                f"image {int((~connected).nonzero()[0])} is disconnected and its L(x) rank-deficient; use "
-                'Wasserstein(..., mass=...) with mass > 0, a larger radius, or the Laplacian of kind "additive"'
-            )
+        if not self.mass:
+            split = self.components().labels != connected_components(self.graph, torch.ones_like(self.u[:1])).labels
+            if bool(split.any()):
+                raise ValueError(
+                    "the volume of the metric needs an image that zero pixels do not disconnect; "
+                    f"image {int(split.nonzero()[0, 0])} is disconnected and its L(x) rank-deficient; use "
+                    'Wasserstein(..., mass=...) with mass > 0, a larger radius, or the Laplacian of kind "additive"'
+                )
         inverse = self._inverses()
         total = torch.zeros(self.u.shape, dtype=torch.float64, device=self.u.device)
         for relation, weight in self.graph.weighted_relations(total):

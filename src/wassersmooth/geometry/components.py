@@ -25,11 +25,6 @@ class Components:
         self.shape = labels.shape
         self.single = not bool(labels.any())  # one component everywhere, as in most images: sums are then plain
 
-    @property
-    def connected(self) -> Tensor:
-        """Whether every channel of an image is a single component. # shape: (B,)"""
-        return (self.labels == 0).flatten(1).all(1)
-
     def sums(self, field: Tensor) -> Tensor:
         """The sum over each pixel's component. # shape: (B, C, H, W) -> the same"""
         if self.single:

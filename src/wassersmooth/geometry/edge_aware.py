@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class EdgeAwareGraph(PixelGraph):
 
     base: PixelGraph = None  # type: ignore[assignment]  # what follows a default must have one
     values: Tensor = None  # type: ignore[assignment]
+    _found_degrees: dict[tuple[torch.dtype, bool], Tensor] = field(init=False, default_factory=dict)
 
     @classmethod
     def of(cls, base: PixelGraph, x: Tensor) -> EdgeAwareGraph:
@@ -64,11 +65,10 @@ class EdgeAwareGraph(PixelGraph):
 
     def degrees(self, like: Tensor) -> Tensor:
         """s of each image. # shape: (B, 1, height, width)"""
-        key = ("degrees", like.device, like.dtype)
-        if key not in self._cache:
-            ones = torch.ones_like(self.values[:, :1], dtype=like.dtype)
-            self._cache[key] = self.neighbor_sum(ones)
-        return self._cache[key]
+        key = like.dtype, self.learned  # what was found under no_grad has no derivative in the weights
+        if key not in self._found_degrees:
+            self._found_degrees[key] = self.neighbor_sum(torch.ones_like(self.values[:, :1], dtype=like.dtype))
+        return self._found_degrees[key]
 
     def neighbor_sum(self, values: Tensor) -> Tensor:
         if edge_aware_ops.supports(self, values):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from wassersmooth import _checks, visibility
+from wassersmooth.geometry.device_cache import DeviceCache
 from wassersmooth.geometry.neighbor_sum import (
     Box,
     Direct,
@@ -82,8 +83,8 @@ class PixelGraph:
     connected: bool = field(init=False)
     relation_of_edge: Tensor | None = field(init=False)
     _fixed_stencil: NeighborSum | None = field(init=False)
-    _cache: dict[tuple[str, torch.device, torch.dtype], Tensor] = field(init=False, default_factory=dict)
-    _layouts: dict[torch.device, _Layout] = field(init=False, default_factory=dict)
+    _cache: DeviceCache[Tensor] = field(init=False, default_factory=DeviceCache)
+    _layouts: DeviceCache[_Layout] = field(init=False, default_factory=DeviceCache)
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -323,21 +324,10 @@ class PixelGraph:
         return (weights * squares).sum() / (2 * axes * weights.sum())
 
     def _cached(self, name: str, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """A tensor made from the weights, cached by dtype and device.
-
-        While a CUDA graph is captured nothing can be copied from the CPU, and what is made then belongs to that graph.
-        Weights that are or were learned may have changed, so nothing is cached for them.
-        """
+        """A tensor made from the weights. Those that are or were learned may have changed, so nothing is kept for them."""
         if self._constant_stencil() is None or visibility.tracing():
             return make()
-        key = (name, like.device, like.dtype)
-        if key in self._cache:
-            return self._cache[key]
-        with torch.inference_mode(False), torch.no_grad():  # an inference tensor could not be used outside inference mode
-            made = make()
-        if not visibility.capturing(like):
-            self._cache[key] = made
-        return made
+        return self._cache.get(like, make, name, like.dtype)
 
     def _degrees(self, device: torch.device) -> Tensor:
         if self.has_table and self._constant_stencil() is None:  # the stencils have no derivatives in the weights
@@ -405,13 +395,7 @@ class PixelGraph:
 
     def _layout(self, like: Tensor) -> _Layout:
         """Where the relations are in a table, on the device of ``like``, copied there once."""
-        if like.device in self._layouts:
-            return self._layouts[like.device]
-        with torch.inference_mode(False), torch.no_grad():
-            made = _Layout(*(tensor.to(like.device) for tensor in self._layout_on_cpu()))
-        if not visibility.tracing() and not visibility.capturing(like):
-            self._layouts[like.device] = made
-        return made
+        return self._layouts.get(like, lambda: _Layout(*(tensor.to(like.device) for tensor in self._layout_on_cpu())))
 
     def _layout_on_cpu(self) -> _Layout:
         rows, columns = self.reach
@@ -553,10 +537,10 @@ def _checked_edges(nodes: int, received: object) -> Tensor:
         raise ValueError(f"edges must join nodes from 0 to {nodes - 1}; got {pair}; count from 0, or raise nodes")
     loops = edges[:, 0] == edges[:, 1]
     if bool(loops.any()):
-        node = int(edges[loops][0, 0])
+        node, others = int(edges[loops][0, 0]), int(loops.sum()) - 1
         raise ValueError(
-            f"edges must join two different nodes; got ({node}, {node}) and {int(loops.sum()) - 1} more of its kind; "
-            "drop them with edges[edges[:, 0] != edges[:, 1]]"
+            f"edges must join two different nodes; got ({node}, {node}){f' and {others} more of its kind' if others else ''}; "
+            "drop such with edges[edges[:, 0] != edges[:, 1]]"
         )
     ordered, counts = torch.unique(edges.sort(1).values, dim=0, return_counts=True)
     if len(ordered) < len(edges):

@@ -211,9 +211,9 @@ class GroundFit:
         extent = (-columns - 0.5, columns + 0.5, rows + 0.5, -rows - 0.5)
         drawn = axes.imshow(picture.numpy(), cmap="viridis", vmin=0, extent=extent)
         for (dy, dx), weight, error in zip(offsets, self.weights.tolist(), self.standard_errors.tolist(), strict=True):
-            said = f"{weight:.2f}" + (f"\n±{error:.2f}" if math.isfinite(error) else "")
+            label = f"{weight:.2f}" + (f"\n±{error:.2f}" if math.isfinite(error) else "")
             color = "white" if weight < 0.6 * float(self.weights.max()) else "black"
-            axes.text(dx, dy, said, ha="center", va="center", fontsize=6, color=color)
+            axes.text(dx, dy, label, ha="center", va="center", fontsize=6, color=color)
         axes.set_xlabel("dx in pixels")
         axes.set_ylabel("dy in pixels")
         if axes.figure is not None:
@@ -347,7 +347,7 @@ class _Likelihood:
             dot += float((part.differences * phi).sum())
             trace += part.trace
             energy += float(phi.square().sum())
-            squares = [_apart(phi, phi, relation) for relation in graph.edge_relations]
+            squares = [_difference_products(phi, phi, relation) for relation in graph.edge_relations]
             found, moved = _weight_sums(graph, part.density, squares)
             expected, observed, volumes = expected + inside, observed + found, volumes + moved - outside
         weights = motion * (observed - expected + volumes).cpu() / 2
@@ -417,7 +417,7 @@ def _estimated_part(
     white = [graph.to_field(z) for z in signs]
 
     def resistance(relation: Relation) -> Tensor:
-        return torch.stack([_apart(y, z, relation) for y, z in zip(solved, white, strict=True)]).mean(0)
+        return torch.stack([_difference_products(y, z, relation) for y, z in zip(solved, white, strict=True)]).mean(0)
 
     trace = sum(float((y * z).sum()) for y, z in zip(solved, white, strict=True)) / probes
     size = d[0].numel()
@@ -426,7 +426,7 @@ def _estimated_part(
     return _Part(logs, fields, phi, cometric.u, trace, resistance)
 
 
-def _apart(a: Tensor, b: Tensor, relation: Relation) -> Tensor:
+def _difference_products(a: Tensor, b: Tensor, relation: Relation) -> Tensor:
     """The product of the differences of two fields along every edge of a relation."""
     (a_i, a_j), (b_i, b_j) = edge_ends(a, relation), edge_ends(b, relation)
     return (a_i - a_j) * (b_i - b_j)

@@ -15,8 +15,9 @@ Both expand the differences into neighbor sums (docs/maths.md, section 2),
 
 which costs the same for every radius but loses digits where v is large compared with its differences. Constants are in the
 kernel of A, so the image is cut into tiles of a few radii, each with a halo of one radius, and each tile's own mean is
-subtracted first: exact algebra that keeps float32 at the accuracy of the loop over edges, on small and large images. At radius
-1 a tile would have to be tiny for that; there the loop over the four (or two) relations is as fast, and is used.
+subtracted first: exact algebra that keeps float32 at the accuracy of the loop over edges, on small and large images. Weights
+that are not whole numbers are summed in float64, where an image is one tile. At radius 1 a tile would have to be tiny; there
+the loop over the four (or two) relations is as fast, and is used.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def quadratic(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
         return sum(between, graph.unit_ratio(v) * quadratic(graph.base, u, v))
     # The gradient in u is the carre du champ itself, so where it is needed, autograd should keep it.
     if graph.learned or u.requires_grad or _needs_plain_operations(u, v):
-        fused = not graph.learned and _quad_has_kernel(graph, u, v)
+        fused = not graph.learned and _kernels(graph, None, u, v) is not None
         return _quadratic_kernel(graph, u, v) if fused else inner(u, carre_du_champ(graph, v, v))
     result: Tensor = _Quadratic.apply(graph, u, v)  # type: ignore[no-untyped-call]
     return result
@@ -93,10 +94,17 @@ def _weights_have_kernels(graph: PixelGraph, *fields: Tensor) -> bool:
     return table_ops.exist_for(graph, *fields) and not _needs_plain_operations(*fields)
 
 
-def _quad_has_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> bool:
+def _kernels(graph: PixelGraph, weights: Tensor | None, *fields: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
+    """The module whose operators ``apply``, ``carre_du_champ`` and ``quad`` are for this graph, with other weights than its own
+    or with its own, and what they take besides the fields. None if there are none for it or for these fields."""
     if isinstance(graph, EdgeAwareGraph):
-        return edge_aware_ops.supports(graph, u, v)
-    return box_ops.supports(graph, u, v) or table_ops.supports(graph, u, v)
+        aware = edge_aware_ops.supports(graph, *fields)
+        return (edge_aware_ops, edge_aware_ops.arguments(graph, fields[0])) if aware else None
+    if weights is None and box_ops.supports(graph, *fields):
+        return box_ops, graph.reach
+    if weights is not None or table_ops.supports(graph, *fields):
+        return table_ops, table_ops.table_and_degrees(graph, weights, fields[0])
+    return None
 
 
 def _apply(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tensor) -> Tensor:
@@ -165,66 +173,41 @@ def _edge_accumulator(*fields: Tensor) -> Callable[[Tensor, Tensor, Tensor, Rela
 
 
 def _apply_kernel(graph: PixelGraph, weights: Tensor | None, u: Tensor, v: Tensor) -> Tensor:
-    if isinstance(graph, EdgeAwareGraph):
-        if edge_aware_ops.supports(graph, u, v):
-            aware: Tensor = edge_aware_ops.apply(u, v, *edge_aware_ops.arguments(graph, v))
-            return aware
-        return apply_by_edges(graph, u, v)
-    if weights is not None or (not box_ops.supports(graph, u, v) and table_ops.supports(graph, u, v)):
-        weighted: Tensor = table_ops.apply(u, v, *table_ops.table_and_degrees(graph, weights, v))
-        return weighted
-    if box_ops.supports(graph, u, v):
-        applied: Tensor = box_ops.apply(u, v, graph.stencil.rows, graph.stencil.columns)
+    if kernels := _kernels(graph, weights, u, v):
+        applied: Tensor = kernels[0].apply(u, v, *kernels[1])
         return applied
-    if len(graph.edge_relations) <= _FEW_RELATIONS:
+    if isinstance(graph, EdgeAwareGraph) or len(graph.edge_relations) <= _FEW_RELATIONS:
         return apply_by_edges(graph, u, v)
     tiles, dtype = _Tiling(graph), v.dtype
     u, v = tiles.widen(u), tiles.widen(v)
     s, u, v = tiles.degrees(v), tiles.cut(u), tiles.cut_centered(v)
     sum_u, sum_v, sum_uv = tiles.sums(u, v, u * v)
     u, v = tiles.core(u), tiles.core(v)
-    return tiles.join((u * (s * v - sum_v) + (sum_u * v - sum_uv)) / 2).to(dtype)
+    return tiles.join(u * (s * v - sum_v) + (sum_u * v - sum_uv)).to(dtype) / 2
 
 
 def _quadratic_kernel(graph: PixelGraph, u: Tensor, v: Tensor) -> Tensor:
-    lengths: Tensor
-    if isinstance(graph, EdgeAwareGraph) and edge_aware_ops.supports(graph, u, v):
-        lengths = edge_aware_ops.quad(u, v, *edge_aware_ops.arguments(graph, v))
-    elif box_ops.supports(graph, u, v):
-        lengths = box_ops.quad(u, v, graph.stencil.rows, graph.stencil.columns)
-    elif table_ops.supports(graph, u, v):
-        lengths = table_ops.quad(u, v, *table_ops.table_and_degrees(graph, None, v))
-    else:
-        lengths = inner(u, _carre_kernel(graph, None, v, v))
-    return lengths
+    if kernels := _kernels(graph, None, u, v):
+        lengths: Tensor = kernels[0].quad(u, v, *kernels[1])
+        return lengths
+    return inner(u, _carre_kernel(graph, None, v, v))
 
 
 def _scaled_apply(graph: PixelGraph, factor: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """A(u) v times a factor for each image, in one kernel unless it must be differentiated again."""
-    scaled: Tensor
-    if not box_ops.differentiated(factor):
-        if box_ops.supports(graph, u, v):
-            scaled = box_ops.apply(u, v, graph.stencil.rows, graph.stencil.columns, factor)
-            return scaled
-        if table_ops.supports(graph, u, v):
-            scaled = table_ops.apply(u, v, *table_ops.table_and_degrees(graph, None, v), factor)
-            return scaled
-    return apply(graph, factor[:, None, None, None] * u, v)
+    aware = isinstance(graph, EdgeAwareGraph)  # whose kernel takes no factor
+    kernels = None if aware or box_ops.differentiated(factor) else _kernels(graph, None, u, v)
+    if kernels is None:
+        return apply(graph, factor[:, None, None, None] * u, v)
+    scaled: Tensor = kernels[0].apply(u, v, *kernels[1], factor)
+    return scaled
 
 
 def _carre_kernel(graph: PixelGraph, weights: Tensor | None, p: Tensor, q: Tensor) -> Tensor:
-    if isinstance(graph, EdgeAwareGraph):
-        if edge_aware_ops.supports(graph, p, q):
-            aware: Tensor = edge_aware_ops.carre_du_champ(p, q, *edge_aware_ops.arguments(graph, q))
-            return aware
-        return carre_du_champ_by_edges(graph, p, q)
-    if weights is not None or (not box_ops.supports(graph, p, q) and table_ops.supports(graph, p, q)):
-        weighted: Tensor = table_ops.carre_du_champ(p, q, *table_ops.table_and_degrees(graph, weights, p))
-        return weighted
-    if box_ops.supports(graph, p, q):
-        products: Tensor = box_ops.carre_du_champ(p, q, graph.stencil.rows, graph.stencil.columns)
+    if kernels := _kernels(graph, weights, p, q):
+        products: Tensor = kernels[0].carre_du_champ(p, q, *kernels[1])
         return products
-    if len(graph.edge_relations) <= _FEW_RELATIONS:
+    if isinstance(graph, EdgeAwareGraph) or len(graph.edge_relations) <= _FEW_RELATIONS:
         return carre_du_champ_by_edges(graph, p, q)
     tiles, dtype, same = _Tiling(graph), p.dtype, p is q
     p, q = tiles.widen(p), tiles.widen(q)
@@ -232,11 +215,11 @@ def _carre_kernel(graph: PixelGraph, weights: Tensor | None, p: Tensor, q: Tenso
     if same:
         sum_p, sum_pp = tiles.sums(p, p * p)
         p = tiles.core(p)
-        return tiles.join(torch.addcmul(sum_pp, p, torch.sub(s * p, sum_p, alpha=2)) / 2).to(dtype)
+        return tiles.join(torch.addcmul(sum_pp, p, torch.sub(s * p, sum_p, alpha=2))).to(dtype) / 2
     q = tiles.cut_centered(q)
     sum_p, sum_q, sum_pq = tiles.sums(p, q, p * q)
     p, q = tiles.core(p), tiles.core(q)
-    return tiles.join((p * (s * q - sum_q) + (sum_pq - q * sum_p)) / 2).to(dtype)
+    return tiles.join(p * (s * q - sum_q) + (sum_pq - q * sum_p)).to(dtype) / 2
 
 
 class _Tiling:
@@ -248,14 +231,15 @@ class _Tiling:
     def __init__(self, graph: PixelGraph) -> None:
         self.graph = graph
         self.height, self.width = graph.height, graph.width
-        side = max(32, 8 * graph.radius)
+        # Sums in float64 need no tiles: they lose less than rounding v to float32 does.
+        side = max(32, 8 * graph.radius) if graph.stencil.integer_weights else max(self.height, self.width)
         self.rows, self.columns = -(-self.height // side), -(-self.width // side)  # rounded up
         self.single = self.rows == self.columns == 1
         self.tile_height, self.tile_width = -(-self.height // self.rows), -(-self.width // self.columns)
 
     def widen(self, field: Tensor) -> Tensor:
         """Use float64 unless the weights are integers: rounded weights do not sum to the rounded s, and the error remains."""
-        if self.graph.stencil.whole_weights:
+        if self.graph.stencil.integer_weights:
             return field
         _checks.float64_on(field.device, "a graph whose weights are not constant")
         return field.double()

@@ -18,6 +18,7 @@ from torch import Tensor
 from wassersmooth import _checks, visibility
 from wassersmooth.geometry import laplacian_maps
 from wassersmooth.geometry.cometric import LARGEST_DENSE, Cometric, Identity, WeightedLaplacian
+from wassersmooth.geometry.device_cache import DeviceCache
 from wassersmooth.geometry.edge_aware import EdgeAwareGraph
 from wassersmooth.geometry.graph import NAMED_WEIGHTS, PixelGraph
 from wassersmooth.geometry.joined_channels import JoinedChannels
@@ -199,7 +200,7 @@ class Wasserstein(Metric):
             for name in (name for name, given in others.items() if given):
                 raise ValueError(f"{name} needs the same weights for all images; got {graph!r}; use a graph without features")
         self._joined: dict[int, JoinedChannels] = {}
-        self._on_device: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._references: DeviceCache[Tensor] = DeviceCache()
 
     @property
     def constant(self) -> bool:
@@ -373,16 +374,10 @@ class Wasserstein(Metric):
 
     def _reference_like(self, x: Tensor) -> Tensor:
         """The reference image in the dtype and on the device of x. # shape: (C, height, width)"""
-        if not isinstance(self.reference, Tensor):
+        image = self.reference
+        if not isinstance(image, Tensor):
             return torch.ones((1, 1, 1), dtype=x.dtype, device=x.device)
-        key = (x.device, x.dtype)
-        if key in self._on_device:
-            return self._on_device[key]
-        with torch.inference_mode(False), torch.no_grad():  # an inference tensor could not be used outside inference mode
-            moved = self.graph.to_field(self.reference[None])[0].to(device=x.device, dtype=x.dtype)
-        if not visibility.tracing() and not visibility.capturing(x):
-            self._on_device[key] = moved
-        return moved
+        return self._references.get(x, lambda: self.graph.to_field(image[None])[0].to(x.device, x.dtype), x.dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:  # without the cache
         return type(self), (self.graph, self.scale, self.mass, self.uniform, self.reference, self.channels)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wassersmooth import visibility
+from wassersmooth.geometry.device_cache import DeviceCache
 
 
 class EdgeList:
@@ -29,20 +30,18 @@ class EdgeList:
 
     def __init__(self, pairs: Tensor, nodes: int) -> None:
         self.pairs, self.nodes = pairs, nodes
-        self._ends: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._ends: DeviceCache[tuple[Tensor, ...]] = DeviceCache()
 
     def ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """The first and the second node of every edge, on the device of ``like``, copied there once. # shape: (E,), (E,)"""
-        if like.device in self._ends:
-            return self._ends[like.device]
-        with torch.inference_mode(False), torch.no_grad():
-            first, second = self.pairs.to(like.device).T.contiguous().unbind()
-        if not visibility.tracing() and not visibility.capturing(like):
-            self._ends[like.device] = first, second
+        first, second = self._ends.get(like, lambda: self.pairs.to(like.device).T.contiguous().unbind())
         return first, second
 
 
-_SMALL_SIDE = 64  # pixels of an image whose band matrices are nearly as full as they are large
+_MANY_WEIGHTS = 5  # from this reach on, band matrices are faster than a pass for every weight
+_BLOCK = 24  # rows of a block of a band matrix: with larger ones most of a product is zeros
+
+_Band = list[tuple[int, int, Tensor]]  # blocks of rows of a band matrix: columns from start to stop, which are not all zero
 
 Relation = tuple[int, int] | EdgeList  # an offset of a grid, with all its edges, or a list of edges
 Offsets = tuple[tuple[int, int], ...]
@@ -54,11 +53,11 @@ class NeighborSum(ABC):
     Attributes:
         rows, columns: how far a neighbor can be, and so the width of a border.
         center: the weight of the pixel itself.
-        whole_weights: whether every weight is an integer, so that sums of weights are exact in every dtype.
+        integer_weights: whether every weight is an integer, so that sums of weights are exact in every dtype.
     """
 
     center = 0.0
-    whole_weights = False
+    integer_weights = False
 
     def __init__(self, rows: int, columns: int) -> None:
         self.rows, self.columns = rows, columns
@@ -86,7 +85,7 @@ class Box(NeighborSum):
     """
 
     center = 1.0
-    whole_weights = True
+    integer_weights = True
 
     def along_rows(self, field: Tensor) -> Tensor:
         return _window_sum(field, -2, 2 * self.rows + 1)
@@ -104,7 +103,7 @@ class Disk(NeighborSum):
     """
 
     center = 1.0
-    whole_weights = True
+    integer_weights = True
 
     def __init__(self, half_widths: tuple[int, ...], columns: int) -> None:
         super().__init__(len(half_widths) - 1, columns)
@@ -134,18 +133,22 @@ class Separable(NeighborSum):
     def __init__(self, row_weights: tuple[float, ...], column_weights: tuple[float, ...]) -> None:
         super().__init__(len(row_weights) - 1, len(column_weights) - 1)
         self.row_weights, self.column_weights = row_weights, column_weights
-        self._bands: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._bands: dict[tuple[int, int], tuple[_Band, _Band]] = {}
 
     def __call__(self, field: Tensor, bordered: bool = False) -> Tensor:
-        """On a CPU, a small image is multiplied by two band matrices, in float64: faster than a pass for every weight."""
-        height, width = field.shape[-2:]
-        if bordered or field.device.type != "cpu" or max(height, width) > _SMALL_SIDE or visibility.tracing():
+        """On a CPU, an image is multiplied by two band matrices, block by block, in float64."""
+        few = min(self.rows, self.columns) < _MANY_WEIGHTS
+        if few or bordered or field.device.type != "cpu" or visibility.tracing():
             return super().__call__(field, bordered)
-        if (height, width) not in self._bands:
+        size = field.shape[-2], field.shape[-1]
+        if size not in self._bands:
             with torch.inference_mode(False), torch.no_grad():
-                self._bands[height, width] = _band(height, self.row_weights), _band(width, self.column_weights)
-        rows, columns = self._bands[height, width]
-        return (rows @ field.double() @ columns).to(field.dtype)
+                self._bands[size] = _band(size[0], self.row_weights), _band(size[1], self.column_weights)
+        rows, columns = self._bands[size]
+        wide = field.double()
+        wide = torch.cat([block @ wide[..., start:stop, :] for start, stop, block in rows], -2).flatten(0, -2)
+        wide = torch.cat([wide[:, start:stop] @ block.mT for start, stop, block in columns], -1)
+        return wide.reshape(field.shape).to(field.dtype)
 
     def along_rows(self, field: Tensor) -> Tensor:
         return _symmetric_sum(field, -2, self.row_weights)
@@ -166,21 +169,16 @@ class Direct(NeighborSum):
         dy, dx = torch.tensor(offsets, device=weights.device).T
         self.kernel[rows + dy, columns + dx] = weights.detach().double()
         self.kernel[rows - dy, columns - dx] = weights.detach().double()
+        self._kernels: DeviceCache[Tensor] = DeviceCache()
 
     def along_rows(self, field: Tensor) -> Tensor:
         return field
 
     def along_columns(self, field: Tensor) -> Tensor:
         planes = field.double().reshape(-1, 1, *field.shape[-2:])
-        summed = F.conv2d(planes, self._kernel_on(field.device)[None, None])
+        kernel = self._kernels.get(field, lambda: self.kernel.to(field.device))
+        summed = F.conv2d(planes, kernel[None, None])
         return summed.reshape(*field.shape[:-2], *summed.shape[-2:]).to(field.dtype)
-
-    def _kernel_on(self, device: torch.device) -> Tensor:
-        """The kernel on a device, copied there once: while a CUDA graph is captured nothing can be copied from the CPU."""
-        if self.kernel.device != device and not visibility.tracing():
-            with torch.inference_mode(False):
-                self.kernel = self.kernel.to(device)
-        return self.kernel.to(device)
 
 
 class EdgeSum(NeighborSum):
@@ -252,11 +250,14 @@ def _window_sum(padded: Tensor, dim: int, width: int) -> Tensor:
     return total
 
 
-def _band(size: int, weights: tuple[float, ...]) -> Tensor:
+def _band(size: int, weights: tuple[float, ...]) -> _Band:
     """The symmetric matrix of a one-dimensional weighted sum, zero outside the image. # shape: (size, size)"""
-    padded = (*weights, 0.0)
-    rows = [[padded[min(abs(i - j), len(weights))] for j in range(size)] for i in range(size)]
-    return torch.tensor(rows, dtype=torch.float64)
+    reach, positions, blocks = len(weights) - 1, torch.arange(size), []
+    by_distance = torch.tensor([*weights, *[0.0] * _BLOCK], dtype=torch.float64)
+    for rows in torch.split(positions, _BLOCK):
+        start, stop = max(0, int(rows[0]) - reach), min(size, int(rows[-1]) + reach + 1)
+        blocks.append((start, stop, by_distance[(rows[:, None] - positions[start:stop]).abs()]))
+    return blocks
 
 
 def _symmetric_sum(bordered: Tensor, dim: int, weights: tuple[float, ...]) -> Tensor:

@@ -12,7 +12,8 @@ image, so the lengths of the steps add up to at most epsilon by the triangle ine
 
 Other metrics have no fluxes to limit. There each step is clipped to [0, 1] and the displacement from the original shortened to
 the radius of the ball, which keeps the box, since the original is in it. Clipping leaves the range of a singular L, so L must
-be invertible; closed-form steps (``limited=False``) are for every metric.
+be invertible; closed-form steps (``limited=False``) are for every metric. Coherent motion without a mass term, ``L = T K T'``,
+has a ball of velocities instead, ``|K^(-1/2) v| <= epsilon``, and the image of a velocity is ``x + T v``, clipped to [0, 1].
 
 With a mass term, ``L + m I``, every pixel also has an edge to its own infinite reservoir, with the flux
 ``t m g_i / sqrt(g' L g)`` at the cost ``F^2 / m``. The same limits apply, and box and ball hold; mass is no longer conserved,
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
+from wassersmooth.geometry.coherent_motion import CoherentMotion
 from wassersmooth.geometry.cometric import Cometric, WeightedLaplacian
 from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
 from wassersmooth.geometry.neighbor_sum import Relation, edge_ends, spread_to_ends
@@ -50,8 +52,8 @@ class WassersteinPGD(Attack):
     The part of epsilon that the limits leave unused is passed on to the remaining steps.
 
     Arguments:
-        metric: which pixels exchange mass, and the scale in which epsilon is measured; or another metric that is invertible,
-            such as ``Deformations`` with a mass term or one of your own.
+        metric: which pixels exchange mass, and the scale in which epsilon is measured; or ``Deformations``, of which epsilon
+            bounds the velocity if it has no mass term; or another metric that is invertible, such as one of your own.
         epsilon: the bound on ``sqrt(xi' L(x)^+ xi)``.
         iterations: the number of steps that share it.
         loss: ``"cross_entropy"``, ``"margin"``, or a callable ``(outputs, labels) -> (B,)``.
@@ -95,11 +97,13 @@ class WassersteinPGD(Attack):
         self.metric.check(images)
         with torch.no_grad():
             cometric, radius = self.metric.evaluate(images.double()), self.radius(images)
-        flow: LimitedFlow | ClippedSteps = (
-            LimitedFlow(cometric, radius, self.iterations)
-            if isinstance(cometric, WeightedLaplacian)
-            else ClippedSteps(cometric, radius, self.iterations)
-        )
+        flow: LimitedFlow | ClippedMotion | ClippedSteps
+        if isinstance(cometric, WeightedLaplacian):
+            flow = LimitedFlow(cometric, radius, self.iterations)
+        elif isinstance(cometric, CoherentMotion) and cometric.singular:
+            flow = ClippedMotion(cometric, radius, self.iterations)
+        else:
+            flow = ClippedSteps(cometric, radius, self.iterations)
 
         def step(x: Tensor, g: Tensor) -> Tensor:  # in float64, so that rounding neither creates mass nor leaves the box
             return flow.advance(g.double()).to(x.dtype)
@@ -250,6 +254,30 @@ class ClippedSteps:
         kept = torch.where(length > SAFETY * self.radius, SAFETY * self.radius / _nonzero(length), 1.0)
         self.x = self.start + kept.reshape(each) * moved
         return self.x
+
+
+class ClippedMotion:
+    """Steps of equal length in a ball of velocities, whose images are clipped to [0, 1].
+
+    Arguments:
+        motion: L at the original images, in float64, without a mass term.
+        radius: the bound on ``|K^(-1/2) v|`` of each image, v the velocity. # shape: (B,)
+        steps: the number of calls of :meth:`advance` that share it.
+    """
+
+    def __init__(self, motion: CoherentMotion, radius: Tensor, steps: int) -> None:
+        self.motion, self.size = motion, radius / steps
+        self.white = [torch.zeros_like(velocity) for velocity in motion.pull(motion.x)]  # K^(-1/2) v along each axis
+
+    @torch.no_grad()
+    def advance(self, g: Tensor) -> Tensor:
+        """The images after one more step uphill along g. # shape: (B, C, H, W) -> the same"""
+        g = g / _nonzero(g.abs().flatten(1).amax(1))[:, None, None, None]  # squares of small gradients underflow
+        uphill = self.motion.roots(self.motion.pull(g))
+        length = torch.stack([along.square().sum((1, 2)) for along in uphill]).sum(0).sqrt()
+        size = (self.size / _nonzero(length))[:, None, None]
+        self.white = [white + size * along for white, along in zip(self.white, uphill, strict=True)]
+        return (self.motion.x + self.motion.push(self.motion.roots(self.white))).clamp(0, 1)
 
 
 def _nonzero(value: Tensor) -> Tensor:
