@@ -19,6 +19,7 @@ def positive(*shape):
 
 
 CONV = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+ANY = lambda: torch.linspace(-1.5, 1.5, 24, dtype=torch.float64).view(2, 3, 4)  # noqa: E731  # of both signs, none at a kink
 X, W, D = (lambda: positive(2, 3, 5, 4)), (lambda: positive(4, 3, 3, 3)), (lambda: positive(2, 4, 5, 4))
 
 # operator -> (arguments, keywords); a callable makes a tensor, and every one of them moves in turn
@@ -62,6 +63,10 @@ CASES = {
     aten.sqrt.default: ((X,), {}),
     aten.tanh.default: ((X,), {}),
     aten.sigmoid.default: ((X,), {}),
+    aten.clamp.default: ((ANY, -0.3, 0.5), {}),
+    aten.leaky_relu.default: ((ANY, 0.2), {}),
+    aten.relu.default: ((ANY,), {}),
+    aten.erf.default: ((ANY,), {}),
 }
 SHAPES_ONLY = {rules.input_gradient: {1}, rules.weight_gradient: {2}, rules.bias_gradient: {1, 2}}
 

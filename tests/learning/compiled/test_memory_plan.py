@@ -102,6 +102,15 @@ def test_every_choice_lowers_the_traffic(penalized):
         assert plan.traffic((plan.needed | chosen) ^ {i}) >= best
 
 
+def test_the_search_is_one_that_counts_all_traffic_again_for_every_value(penalized):
+    plan = MemoryPlan(penalized[0].graph)
+    kept = set(plan.needed)
+    for _ in range(memory_plan.SWEEPS):
+        for i in plan.candidates():
+            kept ^= {i} if plan.traffic(kept ^ {i}) < plan.traffic(kept) else set()
+    assert [plan.place[node] for node in plan.chosen()] == sorted(kept - plan.needed)
+
+
 @pytest.mark.slow
 def test_marks_change_no_result(penalized):
     graph, inputs = penalized
