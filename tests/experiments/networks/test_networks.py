@@ -193,6 +193,17 @@ def test_all_of_a_table_and_what_is_missing_later(tmp_path: Path, capsys: pytest
     assert main(["bench-all", *flags.split(), "--seconds", "5", "--compile-seconds", "6"], PROGRAM) == 2
 
 
+@pytest.mark.parametrize(
+    ("step", "is_measured"),
+    [({"ms": 1.0}, True), ({"reason": "no kernel"}, True), ({"reason": "CUDA out of memory. Tried to"}, False), ({}, False)],
+)
+def test_what_ran_out_of_memory_is_tried_again(step: dict[str, Any], is_measured: bool, tmp_path: Path) -> None:
+    row = {"network": "resnet20", "size": 32, "batch": 128, "precision": "tf32", "steps": {"fast": step}}
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({"rows": [row]}))
+    assert commands.BenchAll(output=path)._is_measured("resnet20", ("fast",)) is is_measured
+
+
 def test_the_first_call_is_timed_with_an_empty_and_with_a_full_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Bench:
         """In place of a process."""

@@ -104,6 +104,13 @@ def test_the_tangent_of_values_put_in_place():
             )
 
 
+@pytest.mark.parametrize("limits", [(-0.3,), (-0.3, None), (None, 0.5), (-0.3, 0.5)])
+def test_the_tangent_of_a_clamp(limits):
+    x, direction = ANY(), torch.randn(2, 3, 4, dtype=torch.float64)
+    y, expected = torch.func.jvp(lambda x: aten.clamp(x, *limits), (x,), (direction,))
+    assert rules.RULES[aten.clamp.default](y, x, *limits, tangents=[direction, None, None]).equal(expected)
+
+
 @pytest.mark.parametrize("together", [False, True], ids=["one moves", "all move"])
 @pytest.mark.parametrize("target", CASES, ids=lambda target: target.__name__)
 def test_rules_are_those_of_torch(target, together):

@@ -157,9 +157,10 @@ def _index_put(y: Tensor, a: Tensor, indices: Any, values: Tensor, accumulate: b
 
 
 def _clamp(y: Tensor, x: Tensor, lowest: Any = None, highest: Any = None, *, tangents: Tangents) -> Tensor:
-    inside = [x >= lowest] * (lowest is not None) + [x <= highest] * (highest is not None)
-    tangent: Tensor = torch.where(functools.reduce(operator.and_, inside), tangents[0], 0)
-    return tangent
+    tangent: Tensor = tangents[0]
+    if lowest is not None:
+        tangent = torch.where(x >= lowest, tangent, 0)
+    return tangent if highest is None else torch.where(x <= highest, tangent, 0)
 
 
 def _leaky_relu(y: Tensor, x: Tensor, slope: float = 0.01, *, tangents: Tangents) -> Tensor:
