@@ -123,11 +123,3 @@ def test_marks_change_no_result(penalized):
         for received in (marked(*inputs), torch.compile(marked, backend="aot_eager")(*inputs)):
             for one, other in zip(received[2], expected[2], strict=True):
                 assert_matches(one, other, 1e-5)
-
-
-def test_a_search_that_would_take_too_long_is_left_to_the_compiler(penalized, monkeypatch):
-    graph = copy.deepcopy(penalized[0])
-    monkeypatch.setattr(memory_plan, "MAX_SEARCH_STEPS", 10)
-    before = len(graph.graph.nodes)
-    assert keep_chosen_values(graph) == {}
-    assert len(graph.graph.nodes) == before

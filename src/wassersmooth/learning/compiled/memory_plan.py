@@ -38,8 +38,6 @@ VIEWS = {
 # (values read, values written): sets of values are integers here, with one bit for each value.
 Kernel = tuple[int, int]
 
-MAX_SEARCH_STEPS = 2**26  # a graph that would take more is left to the compiler
-
 # Inductor options: keep nothing but what is chosen here, or takes very many operators to compute.
 OPTIONS = {"realize_reads_threshold": 1000, "realize_acc_reads_threshold": 1000, "realize_opcount_threshold": 150}
 
@@ -174,8 +172,6 @@ def keep_chosen_values(graph: fx.GraphModule) -> dict[str, Any]:
     """Mark in the graph what to keep, and return the options to compile it with."""
     realize = realize_operator()
     plan = MemoryPlan(graph.graph)
-    if SWEEPS * len(plan.candidates()) * len(plan.nodes) > MAX_SEARCH_STEPS:
-        return {}
     for node in plan.chosen():
         with graph.graph.inserting_after(node):
             kept = graph.graph.call_function(realize, (node,))
