@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -324,6 +325,28 @@ def test_all_ways_to_write_the_step_have_the_same_gradients(monkeypatch: pytest.
         found[kind] = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
     for kind, gradient in found.items():
         torch.testing.assert_close(gradient, found["double_backward"], rtol=1e-9, atol=1e-11, msg=kind)
+
+
+@pytest.mark.parametrize("kind", ["forward_mode", "trace_autograd_ops"])
+def test_rivals_are_compiled_as_a_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in parts, between which gradients are taken eagerly."""
+    from torch._dynamo.utils import counters
+
+    setup = step_cost.Setup("discriminator", 8, 2, "float32", torch.device("cpu"))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    found = []
+    for one in (kind, "double_backward"):
+        with step_cost._traced_autograd(one):
+            step = step_cost.Step(one, setup, compile=True)
+            step.gradients()
+        found.append(
+            torch.cat([parameter.grad.flatten() for parameter in step.model.parameters() if parameter.grad is not None])
+        )
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 1
+    torch.testing.assert_close(*found)
 
 
 def test_randomness_is_taken_out() -> None:
