@@ -331,7 +331,7 @@ def _compiled(graph: fx.GraphModule, on_cuda: bool) -> Callable[..., Any]:
 @contextmanager
 def _garbage_left_alone() -> Iterator[None]:
     """Collect no garbage meanwhile: the compiler makes millions of objects that live as long as it runs, and looking for dead
-    ones among them takes a sixth of its time."""
+    ones among them takes time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
