@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -324,21 +323,8 @@ def _compiled(graph: fx.GraphModule, on_cuda: bool) -> Callable[..., Any]:
     if on_cuda:  # both were measured there only
         replace_convolutions(graph)
         options = keep_chosen_values(graph)
-    with kernels_made_meanwhile(graph), _garbage_left_alone():
+    with kernels_made_meanwhile(graph):
         return compile_graph(graph, options)
-
-
-@contextmanager
-def _garbage_left_alone() -> Iterator[None]:
-    """Collect no garbage meanwhile: the compiler makes millions of objects that live as long as it runs, and looking for dead
-    ones among them takes time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _estimate(graph: fx.GraphModule) -> str:
