@@ -155,21 +155,38 @@ def _gradients_of(
         forward = setup.penalty("forward_mode")
         return backward_of(compiled(lambda: forward(model, images, labels).total))
     if kind == "trace_autograd_ops":
-        whole = compiled(lambda: penalized_total(setup, model, images))
-        return backward_of(whole)
+        return _traced_whole(setup, model, compile)
     raise ValueError(kind)
 
 
-def penalized_total(setup: Setup, model: nn.Module, images: Tensor) -> Tensor:
-    """Loss and penalty as a user would write them, with torch.autograd.grad."""
-    x = images.detach().requires_grad_()
-    outputs = model(x)
+def penalized_total(setup: Setup, model: nn.Module, x: Tensor) -> Tensor:
+    """Loss and penalty at images that require grad, as a user would write them, with torch.autograd.grad."""
+    images, outputs = x.detach(), model(x)
     field = outputs[:, 0].sum() if setup.critic else F.cross_entropy(outputs, setup.labels, reduction="sum")
     (g,) = torch.autograd.grad(field, x, create_graph=True)
     if setup.critic:
         return setup.loss(outputs) + r1_penalty(g, images, setup.labels, outputs).mean()
     metric: Wasserstein = setup.penalty().metric  # type: ignore[attr-defined]
     return setup.loss(outputs) + ETA**2 * metric.evaluate(images).quad(g).mean()
+
+
+def _traced_whole(setup: Setup, model: nn.Module, compile: bool) -> Callable[[], object]:
+    """Both backward passes inside one function: if the total left it, Dynamo would cut the step in parts and take gradients
+    eagerly between them. Fused attention has no second derivative."""
+    x, parameters = setup.images.detach().requires_grad_(), list(model.parameters())
+
+    def gradients_of(x: Tensor) -> list[Tensor]:
+        return [g.detach() for g in torch.autograd.grad(penalized_total(setup, model, x), parameters)]
+
+    run: Any = torch.compile(gradients_of, dynamic=False, fullgraph=True) if compile else gradients_of
+
+    def gradients() -> None:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            found = run(x)
+        for parameter, gradient in zip(parameters, found, strict=True):
+            parameter.grad = gradient
+
+    return gradients
 
 
 def _made_fx(setup: Setup, model: nn.Module, compile: bool) -> Callable[[], object]:
@@ -182,7 +199,7 @@ def _made_fx(setup: Setup, model: nn.Module, compile: bool) -> Callable[[], obje
         live = [weight.detach().requires_grad_() for weight in weights]
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             wrapped = _Functional(model, dict(zip(names, live, strict=True)))
-            return list(torch.autograd.grad(penalized_total(setup, wrapped, images), live))
+            return list(torch.autograd.grad(penalized_total(setup, wrapped, images.detach().requires_grad_()), live))
 
     graph = make_fx(function)(setup.images, *(p.detach() for p in parameters))
     examples: list[Any] = [setup.images, *(p.detach() for p in parameters)]

@@ -62,8 +62,11 @@ def trace(
 
     Arguments:
         for_compiler: also take apart what the compiler would, so that :func:`compile_graph` takes the graph as it is.
+
+    Python code of the graph, which takes a tenth of a trace, is made when it is run or read, and not after every change.
     """
     from torch._decomp import core_aten_decompositions, get_decompositions  # slow to import
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
     from torch.fx.experimental.proxy_tensor import make_fx
 
     table: dict[Any, Callable[..., Any]] = get_decompositions(decomposed)
@@ -76,7 +79,7 @@ def trace(
         table = {**table, **select_decomp_table()}
     else:
         table = {**core_aten_decompositions(), **table}
-    with _tracing:
+    with _tracing, _use_lazy_graph_module(True):
         return make_fx(function, decomposition_table=table, tracing_mode="fake")(*examples)
 
 

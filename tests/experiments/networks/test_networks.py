@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -193,6 +194,17 @@ def test_all_of_a_table_and_what_is_missing_later(tmp_path: Path, capsys: pytest
     assert main(["bench-all", *flags.split(), "--seconds", "5", "--compile-seconds", "6"], PROGRAM) == 2
 
 
+@pytest.mark.parametrize(
+    ("step", "is_measured"),
+    [({"ms": 1.0}, True), ({"reason": "no kernel"}, True), ({"reason": "CUDA out of memory. Tried to"}, False), ({}, False)],
+)
+def test_what_ran_out_of_memory_is_tried_again(step: dict[str, Any], is_measured: bool, tmp_path: Path) -> None:
+    row = {"network": "resnet20", "size": 32, "batch": 128, "precision": "tf32", "steps": {"fast": step}}
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({"rows": [row]}))
+    assert commands.BenchAll(output=path)._is_measured("resnet20", ("fast",)) is is_measured
+
+
 def test_the_first_call_is_timed_with_an_empty_and_with_a_full_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Bench:
         """In place of a process."""
@@ -313,6 +325,28 @@ def test_all_ways_to_write_the_step_have_the_same_gradients(monkeypatch: pytest.
         found[kind] = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
     for kind, gradient in found.items():
         torch.testing.assert_close(gradient, found["double_backward"], rtol=1e-9, atol=1e-11, msg=kind)
+
+
+@pytest.mark.parametrize("kind", ["forward_mode", "trace_autograd_ops"])
+def test_rivals_are_compiled_as_a_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in parts, between which gradients are taken eagerly."""
+    from torch._dynamo.utils import counters
+
+    setup = step_cost.Setup("discriminator", 8, 2, "float32", torch.device("cpu"))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    found = []
+    for one in (kind, "double_backward"):
+        with step_cost._traced_autograd(one):
+            step = step_cost.Step(one, setup, compile=True)
+            step.gradients()
+        found.append(
+            torch.cat([parameter.grad.flatten() for parameter in step.model.parameters() if parameter.grad is not None])
+        )
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 1
+    torch.testing.assert_close(*found)
 
 
 def test_randomness_is_taken_out() -> None:

@@ -19,6 +19,7 @@ def positive(*shape):
 
 
 CONV = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+ANY = lambda: torch.linspace(-1.5, 1.5, 24, dtype=torch.float64).view(2, 3, 4)  # noqa: E731  # of both signs, none at a kink
 X, W, D = (lambda: positive(2, 3, 5, 4)), (lambda: positive(4, 3, 3, 3)), (lambda: positive(2, 4, 5, 4))
 
 # operator -> (arguments, keywords); a callable makes a tensor, and every one of them moves in turn
@@ -62,6 +63,10 @@ CASES = {
     aten.sqrt.default: ((X,), {}),
     aten.tanh.default: ((X,), {}),
     aten.sigmoid.default: ((X,), {}),
+    aten.clamp.default: ((ANY, -0.3, 0.5), {}),
+    aten.leaky_relu.default: ((ANY, 0.2), {}),
+    aten.relu.default: ((ANY,), {}),
+    aten.erf.default: ((ANY,), {}),
 }
 SHAPES_ONLY = {rules.input_gradient: {1}, rules.weight_gradient: {2}, rules.bias_gradient: {1, 2}}
 
@@ -97,6 +102,13 @@ def test_the_tangent_of_values_put_in_place():
             assert_matches(
                 rules.RULES[aten.index_put.default](y, a, index, values, accumulate, tangents=tangents), expected, 1e-12
             )
+
+
+@pytest.mark.parametrize("limits", [(-0.3,), (-0.3, None), (None, 0.5), (-0.3, 0.5)])
+def test_the_tangent_of_a_clamp(limits):
+    x, direction = ANY(), torch.randn(2, 3, 4, dtype=torch.float64)
+    y, expected = torch.func.jvp(lambda x: aten.clamp(x, *limits), (x,), (direction,))
+    assert rules.RULES[aten.clamp.default](y, x, *limits, tangents=[direction, None, None]).equal(expected)
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["one moves", "all move"])

@@ -11,8 +11,11 @@ values it depends on, once; kernels at the same depth that read a common value a
 
 from __future__ import annotations
 
+import functools
+import heapq
 import operator
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -32,7 +35,8 @@ VIEWS = {
     *(aten.constant_pad_nd.default, aten.slice_scatter.default, aten.full.default, aten.full_like.default),
 }
 
-MAX_SEARCH_STEPS = 2**26  # a graph that would take more is left to the compiler
+# (values read, values written): sets of values are integers here, with one bit for each value.
+Kernel = tuple[int, int]
 
 # Inductor options: keep nothing but what is chosen here, or takes very many operators to compute.
 OPTIONS = {"realize_reads_threshold": 1000, "realize_acc_reads_threshold": 1000, "realize_opcount_threshold": 150}
@@ -51,44 +55,81 @@ class MemoryPlan:
         self.sources = [[self.place[n] for n in node.all_input_nodes] for node in self.nodes]
         self.sizes = [_size(node) for node in self.nodes]
         self.fused = [_is_fused(node) for node in self.nodes]
+        self.users = [[self.place[user] for user in node.users if user in self.place] for node in self.nodes]
         self.depths = self._depths()
         outputs = set(graph.output_node().all_input_nodes)
         self.needed = {i for i, node in enumerate(self.nodes) if self._is_needed(i, node, outputs)}
 
     def chosen(self) -> list[fx.Node]:
         """The values to keep besides those that are always written: arguments of other kernels, and results."""
-        kept, least = set(self.needed), self.traffic(self.needed)
+        kept, candidates = set(self.needed), self.candidates()
+        reads: list[int] = [0] * len(self.nodes)
+        kernels: list[Kernel | None] = [None] * len(self.nodes)
+        self._follow(range(len(self.nodes)), kept, reads, kernels)
+        levels: dict[int, list[int]] = defaultdict(list)
+        for i in sorted({*kept, *candidates, *(i for i, kernel in enumerate(kernels) if kernel)}):
+            levels[self.depths[i]].append(i)
+        costs = {depth: self._cost([kernels[i] for i in places]) for depth, places in levels.items()}
         for _ in range(SWEEPS):
-            before = least
-            for i in self.candidates():
-                changed = kept ^ {i}
-                traffic = self.traffic(changed)
-                if traffic < least:
-                    kept, least = changed, traffic
-            if least == before:
+            before = set(kept)
+            for i in candidates:
+                kept ^= {i}
+                old = self._follow([i], kept, reads, kernels)
+                new = {depth: self._cost([kernels[j] for j in levels[depth]]) for depth in {self.depths[j] for j in old}}
+                if sum(new.values()) < sum(costs[depth] for depth in new):
+                    costs |= new
+                    continue
+                kept ^= {i}
+                for j, (read, kernel) in old.items():
+                    reads[j], kernels[j] = read, kernel
+            if kept == before:
                 break
         return [self.nodes[i] for i in sorted(kept - self.needed)]
 
     def traffic(self, kept: set[int]) -> int:
-        """How many bytes all kernels read and write. Sets of values are integers here, with one bit for each value."""
-        reads = [0] * len(self.nodes)
-        kernels: dict[int, list[tuple[int, int]]] = defaultdict(list)  # at each depth: (values read, values written)
-        for i, node in enumerate(self.nodes):
+        """How many bytes all kernels read and write."""
+        kernels: list[Kernel | None] = [None] * len(self.nodes)
+        self._follow(range(len(self.nodes)), kept, [0] * len(self.nodes), kernels)
+        levels: dict[int, list[Kernel | None]] = defaultdict(list)
+        for depth, kernel in zip(self.depths, kernels, strict=True):
+            levels[depth].append(kernel)
+        return sum(map(self._cost, levels.values()))
+
+    def _follow(
+        self, start: Iterable[int], kept: set[int], reads: list[int], kernels: list[Kernel | None]
+    ) -> dict[int, tuple[int, Kernel | None]]:
+        """Compute at these values, and at all that depend on a change there, what a user of each reads from memory for it, and
+        the kernel that ends there. Both lists are changed; what they held before is returned."""
+        waiting = list(start)
+        old: dict[int, tuple[int, Kernel | None]] = {}
+        while waiting:
+            i = heapq.heappop(waiting)  # sources come before their users
             bit = 1 << i if self.sizes[i] >= LARGE else 0
-            if not self.fused[i] and node.target not in SUMS:
-                reads[i] = bit
-                continue
-            for j in self.sources[i]:
-                reads[i] |= reads[j]
-            if node.target in SUMS:
-                _merge(kernels[self.depths[i]], reads[i], 0)
-                reads[i] = 0
-            elif i in kept:
-                _merge(kernels[self.depths[i]], reads[i], bit)
-                reads[i] = bit
-            elif not bit:
-                reads[i] = 0
-        return sum(self._bytes(r & ~w) + self._bytes(w) for level in kernels.values() for r, w in level)
+            is_sum = self.nodes[i].target in SUMS
+            read, kernel = bit, None
+            if self.fused[i] or is_sum:
+                read = functools.reduce(operator.or_, (reads[j] for j in self.sources[i]), 0)
+                if is_sum:
+                    read, kernel = 0, (read, 0)
+                elif i in kept:
+                    read, kernel = bit, (read, bit)
+                elif not bit:
+                    read = 0
+            if (read, kernel) != (reads[i], kernels[i]):
+                if read != reads[i]:
+                    for j in self.users[i]:
+                        heapq.heappush(waiting, j)
+                old.setdefault(i, (reads[i], kernels[i]))
+                reads[i], kernels[i] = read, kernel
+        return old
+
+    def _cost(self, kernels: Iterable[Kernel | None]) -> int:
+        """How many bytes the kernels of one depth read and write, after those that share a value were merged."""
+        merged: list[Kernel] = []
+        for kernel in kernels:
+            if kernel is not None:
+                _merge(merged, *kernel)
+        return sum(self._bytes(read & ~written) + self._bytes(written) for read, written in merged)
 
     def _bytes(self, values: int) -> int:
         total = 0
@@ -131,8 +172,6 @@ def keep_chosen_values(graph: fx.GraphModule) -> dict[str, Any]:
     """Mark in the graph what to keep, and return the options to compile it with."""
     realize = realize_operator()
     plan = MemoryPlan(graph.graph)
-    if SWEEPS * len(plan.candidates()) * len(plan.nodes) > MAX_SEARCH_STEPS:
-        return {}
     for node in plan.chosen():
         with graph.graph.inserting_after(node):
             kept = graph.graph.call_function(realize, (node,))
@@ -143,7 +182,7 @@ def keep_chosen_values(graph: fx.GraphModule) -> dict[str, Any]:
     return dict(OPTIONS)
 
 
-def _merge(kernels: list[tuple[int, int]], read: int, written: int) -> None:
+def _merge(kernels: list[Kernel], read: int, written: int) -> None:
     """Add a kernel to those of its depth, merged with those that share a value with it."""
     separate = []
     for other_read, other_written in kernels:
