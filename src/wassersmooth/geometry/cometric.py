@@ -37,9 +37,9 @@ _REMEDY = "raise them, for instance by images.clamp(min=1e-6), or use Wasserstei
 class Cometric(ABC):
     """The inverse metric at the images ``x``. # shape of x, of vectors and covectors: (B, C, H, W)
 
-    A subclass needs :meth:`mv` alone. What is derived from it here is right for every symmetric positive definite operator:
-    lengths and solutions at the cost of products, noise and determinants from a dense matrix. A subclass that has a kernel says
-    so (:attr:`singular`), and overrides what it can do faster.
+    A subclass needs only :meth:`mv`. All that is derived from it here is right for every symmetric positive definite operator:
+    lengths and solutions at the cost of products, noise and determinants from a dense matrix. A subclass with a kernel says so
+    (:attr:`singular`); any subclass overrides what it can do faster.
     """
 
     # Why a result may be inaccurate, and the remedy.

@@ -145,7 +145,7 @@ class GroundFit:
     """A ground metric fitted to pairs of images, by :func:`fit_ground_metric`.
 
     Attributes:
-        metric: ``Wasserstein`` in unit scale with the fitted weights and mass, for objectives, noise and attacks.
+        metric: ``Wasserstein`` in unit scale with the fitted weights and mass, to use in objectives, noise and attacks.
         eta, mass: the covariance of the differences is ``eta^2 (L_w(x) + mass I)``.
         weights: of the relations of the graph, with a mean of 1. # shape: (R,)
         standard_errors: of the weights, from the observed information; nan for one that has vanished, where the likelihood is
@@ -153,7 +153,7 @@ class GroundFit:
         eta_error, mass_error: of eta and mass.
         log_likelihood: of the pairs that were fitted, in nats per pixel value.
         pairs, steps, converged, probes: how many pairs and steps; whether another step would have gained nothing; the probes of
-            the estimates, None where all is exact.
+            the estimates, None if all is exact.
     """
 
     metric: Wasserstein
@@ -174,7 +174,7 @@ class GroundFit:
 
     @torch.no_grad()
     def score(self, pairs: Pair | Iterable[Pair], generator: torch.Generator | None = None) -> GroundScore:
-        """The likelihood of other pairs, beside that of the given weights and of white noise, all as fitted before."""
+        """The likelihood of other pairs, compared with that of the given weights and of white noise, all as fitted before."""
         images, perturbed = _collected(pairs)
         graph = self.metric.graph
         _check_pair(images, perturbed, graph)

@@ -67,9 +67,9 @@ class Certificates:
         classes: the class of the smoothed classifier, -1 where it abstains. # shape: (B,)
         radii: in the metric, ``sqrt(d' L^+ d) < radius``; 0 where it abstains. # shape: (B,)
         lower: the lower bound on the probability of the selected class. # shape: (B,)
-        metric, sigma, samples, select, alpha: as they were given.
-        masses: of the channels of each image, for the units that need them. # shape: (B, C)
-        pixels_per_channel: their number.
+        metric, sigma, samples, select, alpha: as given.
+        masses: the mass of each channel of each image, for the units that need it. # shape: (B, C)
+        pixels_per_channel: the number of pixels in a channel.
     """
 
     classes: Tensor
