@@ -45,7 +45,7 @@ class Metric(ABC):
         return self.evaluate(_checks.without_inference_mode(x))
 
     def w1_constant(self) -> float:
-        """kappa: for every perturbation d that moves mass, ``sqrt(d' L^+ d) <= kappa W1(x, x + d)``, and no smaller kappa will do.
+        """kappa: for every perturbation d that moves mass, ``sqrt(d' L^+ d) <= kappa W1(x, x + d)``; no smaller kappa will do.
 
         W1 is exact transport in mass times pixels, summed over the channels, with the Manhattan or the Euclidean distance:
         kappa is the same for both (docs/maths.md, section 9). For constant metrics.
