@@ -59,8 +59,8 @@ def laplacian(
     Arguments:
         kind: ``"additive"`` is tr(L Hess f), for noise that is added, ``f(x + xi)``. ``"beltrami"`` is the Laplace-Beltrami
             operator, for noise that follows geodesics, ``f(exp_x(xi))``; it is undefined where L(x) is rank-deficient.
-        probes: None computes the trace exactly, row by row of the Hessian; an integer gives an unbiased estimate from that
-            many random probes.
+        probes: None computes the trace exactly, one row of the Hessian at a time; an integer gives an unbiased estimate from
+            that many random probes.
         generator: the random generator of the probes.
     """
     _checks.choice("kind", kind, KINDS)
@@ -136,8 +136,8 @@ def log_volume(x: Tensor, metric: Metric) -> Tensor:
 def exp_map(x: Tensor, v: Tensor, metric: Metric, steps: int = 32) -> Tensor:
     """The point that the geodesic from x with initial velocity v reaches at time 1.
 
-    In terms of the momentum p = L^+ v a geodesic is a Hamiltonian flow, x' = L(x) p and p'_k = -(1/2) p' L(e_k) p, so that
-    one solve at the start is enough; it is integrated by the classical Runge-Kutta method. # shape: (B, C, H, W)
+    In terms of the momentum p = L^+ v, a geodesic is a Hamiltonian flow, x' = L(x) p and p'_k = -(1/2) p' L(e_k) p. So one
+    solve at the start is enough. The classical Runge-Kutta method integrates the flow. # shape: (B, C, H, W)
     """
     steps = _checks.positive_integer("steps", steps)
     cometric = _cometric(metric, x)

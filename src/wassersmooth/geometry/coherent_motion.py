@@ -42,14 +42,14 @@ class Deformations(Metric):
 
     The velocity is white noise, blurred by a Gaussian and scaled to unit variance per axis, with covariance K. So eta is the
     root mean square displacement per axis in pixels, for noise and for penalties. All channels move together. L(x) is
-    quadratic in x: without a mass term it does not matter in which units the pixels are given.
+    quadratic in x, so without a mass term the units of the pixels do not matter.
 
     Arguments:
         height, width: the size of the images.
         smoothness: the standard deviation of the Gaussian in pixels; 0 is independent motion along every edge.
-        kind: ``"transport"`` moves mass, ``T v = -div(x v)``, and conserves that of every channel. ``"advection"`` moves
+        kind: ``"transport"`` moves mass, ``T v = -div(x v)``, and conserves it in every channel. ``"advection"`` moves
             values, ``T v = v . grad x``, as warping an image does.
-        mass: adds ``mass * I``: what is not motion.
+        mass: adds ``mass * I``, for changes that are not motion.
     """
 
     def __init__(self, height: int, width: int, smoothness: float = 2.0, kind: Motion = "transport", mass: float = 0.0) -> None:

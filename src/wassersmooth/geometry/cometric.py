@@ -37,9 +37,9 @@ _REMEDY = "raise them, for instance by images.clamp(min=1e-6), or use Wasserstei
 class Cometric(ABC):
     """The inverse metric at the images ``x``. # shape of x, of vectors and covectors: (B, C, H, W)
 
-    A subclass needs :meth:`mv` alone. What is derived from it here is right for every symmetric positive definite operator:
-    lengths and solutions at the cost of products, noise and determinants from a dense matrix. A subclass that has a kernel says
-    so (:attr:`singular`), and overrides what it can do faster.
+    A subclass needs only :meth:`mv`. All that is derived from it here is right for every symmetric positive definite operator:
+    lengths and solutions at the cost of products, noise and determinants from a dense matrix. A subclass with a kernel says so
+    (:attr:`singular`); any subclass overrides what it can do faster.
     """
 
     # Why a result may be inaccurate, and the remedy.
@@ -75,13 +75,14 @@ class Cometric(ABC):
     def solve(self, b: Tensor, tolerance: float | None = None, max_steps: int | None = None) -> Tensor:
         """L^+ b; the part of b outside the range is ignored. # shape: as b
 
-        Differentiable once in b, in x and in what else the operator depends on, by implicit differentiation: a derivative costs
-        one more solve.
+        Differentiable once in b, in x and in whatever else the operator depends on, by implicit differentiation: a derivative
+        costs one more solve.
 
         Arguments:
-            tolerance: the relative residual at which the iteration stops; None is 1e-12 (float32: 1e-8), with a warning where
+            tolerance: the relative residual at which the iteration stops; None means 1e-12 (float32: 1e-8), with a warning if
                 1e-9 (float32: 1e-5) was not reached.
-            max_steps: the most steps; None is as many as may help. What did not converge is returned with a warning.
+            max_steps: the maximum number of steps; None means as many as may help. Without convergence, warns
+                and returns what it has.
         """
         tolerance, max_steps = _checked_limits(tolerance, max_steps)
         with torch.no_grad():
@@ -99,7 +100,7 @@ class Cometric(ABC):
     def norm_sq(self, xi: Tensor) -> Tensor:
         """The squared length of a perturbation, xi' L^+ xi; infinite where it is not :meth:`in_range`. # shape: (B,)
 
-        Differentiable once in xi, in x and in what else the operator depends on. Warns where its relative error may be above
+        Differentiable once in xi, in x and in whatever else the operator depends on. Warns if its relative error may be above
         1e-9 (float32: 1e-5).
         """
         with torch.no_grad():
@@ -116,8 +117,8 @@ class Cometric(ABC):
     def log_prob(self, xi: Tensor, eta: float | Tensor = 1.0) -> Tensor:
         """The logarithm of the density of N(0, eta^2 L) at a perturbation. # shape: (B,)
 
-        Of a singular L it is the density on its range, and minus infinity outside of it. Differentiable once in xi, eta, x and
-        what else the operator depends on.
+        If L is singular, this is the density on its range, and minus infinity outside it. Differentiable once in xi, eta, x and
+        whatever else the operator depends on.
 
         Arguments:
             eta: the size of the noise, a positive float or 0-d tensor.
@@ -163,9 +164,9 @@ class Cometric(ABC):
     def logdet_estimate(self, probes: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """An estimate of :meth:`logdet` for large images, and its standard error. # shape: (B,) and (B,)
 
-        It is stochastic Lanczos quadrature on the operator scaled to unit diagonal; its derivatives are estimated from as many
+        Uses stochastic Lanczos quadrature on the operator scaled to unit diagonal; derivatives are estimated from as many
         probes again. A singular operator, or one of up to 64 values, has too few directions for a spread of random probes to
-        tell its error: it is exact, and its error 0.
+        tell the error, so the result is exact and its error 0.
         """
         probes = _checks.positive_integer("probes", probes)
         _checks.generator(generator)
@@ -191,7 +192,7 @@ class Cometric(ABC):
     def kappa(self, v: Tensor) -> Tensor:
         """The condition number of :meth:`quad`: its relative error may be this many machine epsilons. # shape: (B,)
 
-        It is ``sum diag(L) v^2 / v' L v``, without the part of v that the operator is known to ignore.
+        Computed as ``sum diag(L) v^2 / v' L v``, without the part of v that the operator is known to ignore.
         """
         v = _checks.like("v", v, self.x)
         seen = self._without_kernel(v)

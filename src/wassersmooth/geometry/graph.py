@@ -156,12 +156,12 @@ class PixelGraph:
 
         Arguments:
             height, width: the size of the image in pixels.
-            radius: how far a neighbor may be; larger than the image is fine. A penalty with 8 protects better
-                against 8/255 than one with 2 (results/frontier/frontier.md).
+            radius: how far a neighbor may be; larger than the image is fine. A penalty with radius 8 protects better
+                against 8/255 than one with radius 2 (results/frontier/frontier.md).
             neighborhood: ``"square"`` measures the distance in the maximum norm, ``"disk"`` in the Euclidean one.
             weight: ``"constant"`` (1, as in the paper's experiments), ``"gaussian"`` (with sigma = radius / 2), a
                 symmetric function ``(dy, dx) -> float > 0`` that is called at each representative, or a tensor with
-                one weight per relation, which may require grad: a learned ground metric.
+                one weight per relation, which may require grad, for a learned ground metric.
             features: edge-aware weights: a function from images to features, ``(B, C, H, W) -> (B, F, H, W)``, such as
                 ``lambda x: x / 0.1``. The weight between two pixels of an image is multiplied by ``exp(-|f_i - f_j|^2 / 2)``,
                 at least exp(-30). Features are constants to every derivative, and calculus refuses such a graph.
@@ -183,7 +183,7 @@ class PixelGraph:
         Arguments:
             length: the number of samples.
             radius: how far a neighbor may be.
-            weight: as in :meth:`grid`; a function is one of ``dx``.
+            weight: as in :meth:`grid`; a function takes ``dx``.
         """
         length = _checks.positive_integer("length", length)
         radius = _checks.positive_integer("radius", radius, "a sample needs neighbors to exchange mass with")
@@ -201,13 +201,13 @@ class PixelGraph:
     ) -> PixelGraph:
         """Connect each voxel of a volume with those at most ``radius`` away. Images are ``(B, C, D, H, W)``.
 
-        The edges are kept as a list, so that memory grows with the cube of the radius.
+        The edges are kept as a list, so memory grows with the cube of the radius.
 
         Arguments:
             depth, height, width: the size of the volume in voxels.
             radius: how far a neighbor may be.
             neighborhood: as in :meth:`grid`; ``"disk"`` is a ball.
-            weight: as in :meth:`grid`; a function is one of ``(dz, dy, dx)``.
+            weight: as in :meth:`grid`; a function takes ``(dz, dy, dx)``.
         """
         shape = tuple(_checks.positive_integer(*pair) for pair in (("depth", depth), ("height", height), ("width", width)))
         radius = _checks.positive_integer("radius", radius, "a voxel needs neighbors to exchange mass with")
@@ -235,11 +235,11 @@ class PixelGraph:
     def from_edges(cls, nodes: int, edges: Tensor, weights: Tensor | None = None) -> PixelGraph:
         """Connect pairs of nodes: superpixels, the vertices of a mesh, sensors. Images are ``(B, C, N)``.
 
-        The graph may have several components; each then conserves its own mass. It has no lengths: ``scale="pixels"`` and W1
-        radii are for grids.
+        The graph may have several components; each then conserves its own mass. It has no lengths, so ``scale="pixels"`` and
+        W1 radii need grids.
 
         Arguments:
-            nodes: their number; every node needs a neighbor.
+            nodes: the number of nodes; every node needs a neighbor.
             edges: the two nodes of each edge, from 0 to ``nodes - 1``, each pair once in either order. # shape: (E, 2)
             weights: one positive weight per edge, 1 if left out; may require grad. # shape: (E,)
         """

@@ -50,21 +50,21 @@ def fit_ground_metric(
 ) -> GroundFit:
     """Fit the weights of a graph, eta and a mass term by maximum likelihood to pairs of images, such as two frames of a video.
 
-    The differences are taken as Gaussian with covariance ``eta^2 (L_w(x) + mass I)`` in unit scale, where only the ratios of
-    the weights matter: they are fixed to a mean of 1, and eta has the scale. The likelihood is maximized from the weights of
-    the graph, by steps that never lower it (docs/maths.md, section 11).
+    The model of the differences is Gaussian with covariance ``eta^2 (L_w(x) + mass I)`` in unit scale, where only the ratios
+    of the weights matter: their mean is fixed to 1, and eta has the scale. The fit starts from the weights of the graph and
+    never lowers the likelihood in a step (docs/maths.md, section 11).
 
     Arguments:
         pairs: images and perturbed images, both ``(B, C, H, W)`` in [0, 1], or an iterable of such pairs.
-        graph: which pixels exchange mass; its weights are where the fit begins, and what it is compared with.
+        graph: which pixels exchange mass; the fit starts from its weights and is compared with them.
         mass: the mass term if it is known; None fits it.
         resolution: the step between pixel values. Rounding both images adds a variance of ``resolution^2 / 6``, and
-            ``eta^2 mass`` is at least that: otherwise pixels that are black in both images would make the likelihood infinite.
-        iterations: the most steps.
+            ``eta^2 mass`` is at least that; otherwise pixels that are black in both images would make the likelihood infinite.
+        iterations: the maximum number of steps.
         probes: random vectors by which traces and determinants are estimated; None computes them exactly up to 1,024 pixels,
             and uses 16 beyond.
         generator: the source of these vectors.
-        progress: called with the step, the most steps, and the likelihood in words.
+        progress: called with the step, the maximum number of steps, and the likelihood in words.
     """
     images, perturbed = _collected(pairs)
     _check_graph(graph)
@@ -145,7 +145,7 @@ class GroundFit:
     """A ground metric fitted to pairs of images, by :func:`fit_ground_metric`.
 
     Attributes:
-        metric: ``Wasserstein`` in unit scale with the fitted weights and mass, for objectives, noise and attacks.
+        metric: ``Wasserstein`` in unit scale with the fitted weights and mass, to use in objectives, noise and attacks.
         eta, mass: the covariance of the differences is ``eta^2 (L_w(x) + mass I)``.
         weights: of the relations of the graph, with a mean of 1. # shape: (R,)
         standard_errors: of the weights, from the observed information; nan for one that has vanished, where the likelihood is
@@ -153,7 +153,7 @@ class GroundFit:
         eta_error, mass_error: of eta and mass.
         log_likelihood: of the pairs that were fitted, in nats per pixel value.
         pairs, steps, converged, probes: how many pairs and steps; whether another step would have gained nothing; the probes of
-            the estimates, None where all is exact.
+            the estimates, None if all is exact.
     """
 
     metric: Wasserstein
@@ -174,7 +174,7 @@ class GroundFit:
 
     @torch.no_grad()
     def score(self, pairs: Pair | Iterable[Pair], generator: torch.Generator | None = None) -> GroundScore:
-        """The likelihood of other pairs, beside that of the given weights and of white noise, all as fitted before."""
+        """The likelihood of other pairs, compared with that of the given weights and of white noise, all as fitted before."""
         images, perturbed = _collected(pairs)
         graph = self.metric.graph
         _check_pair(images, perturbed, graph)

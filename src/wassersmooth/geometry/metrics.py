@@ -45,7 +45,7 @@ class Metric(ABC):
         return self.evaluate(_checks.without_inference_mode(x))
 
     def w1_constant(self) -> float:
-        """kappa: for every perturbation d that moves mass, ``sqrt(d' L^+ d) <= kappa W1(x, x + d)``, and no less is true.
+        """kappa: for every perturbation d that moves mass, ``sqrt(d' L^+ d) <= kappa W1(x, x + d)``; no smaller kappa will do.
 
         W1 is exact transport in mass times pixels, summed over the channels, with the Manhattan or the Euclidean distance:
         kappa is the same for both (docs/maths.md, section 9). For constant metrics.
@@ -56,7 +56,7 @@ class Metric(ABC):
         )
 
     def check(self, x: Tensor) -> None:
-        """Raise ValueError where the metric is not defined at x."""
+        """Raise ValueError if the metric is not defined at x."""
         _checks.batch("images", x, dims=(4, 3, 5))
         _checks.finite("images", x)
 
@@ -163,16 +163,16 @@ class Wasserstein(Metric):
     Arguments:
         graph: which pixels exchange mass.
         scale: ``"paper"`` is L(x) as printed, with node volumes that sum to 1 in each channel. ``"unit"`` divides it by the
-            mean diagonal of L(1), which is the sum of all weighted degrees, so that eta means the same for every radius
-            and size, and at x = 1 the same as Euclidean. ``"pixels"`` makes the squared length of a small shift of a smooth
+            mean diagonal of L(1), which is the sum of all weighted degrees. So eta means the same for every radius and size,
+            and at x = 1 the same as with Euclidean. ``"pixels"`` makes the squared length of a small shift of a smooth
             image its mass times the square of the shift in pixels (docs/maths.md, section 7).
-        mass: adds ``mass * I`` after scaling: unnormalized transport, where mass may also appear and vanish.
-        uniform: replaces x by its mean in each image and channel: a control whose Laplacian does not depend on the image.
-        reference: one image, or ``"ones"`` for the white one: L is taken there, whatever x is, so the metric is constant and x
+        mass: adds ``mass * I`` after scaling, so that mass may also appear and vanish (unnormalized transport).
+        uniform: replaces x by its mean in each image and channel, as a control.
+        reference: one image, or ``"ones"`` for the white one. L is taken there, whatever x is, so the metric is constant and x
             may have any finite values. Noise of such a metric can be certified. # shape: (C, H, W)
-        channels: ``"separate"`` channels conserve their mass each. ``"joined"`` adds an edge of weight 1 between any two
+        channels: ``"separate"`` channels each conserve their mass. ``"joined"`` adds an edge of weight 1 between any two
             channels of a pixel, so that mass also flows between colors and only its sum over all channels is conserved. A
-            symmetric matrix holds the weights of these edges, 0 for none; its diagonal is ignored. # shape: (C, C)
+            symmetric matrix gives the weights of these edges, 0 for no edge; its diagonal is ignored. # shape: (C, C)
     """
 
     def __init__(

@@ -35,8 +35,8 @@ def interpolate(x: Tensor, y: Tensor, distance: float, metric: Distance = "w2") 
     """The image at a given distance from x on the path to y. Not differentiable. # shape: (B, C, H, W)
 
     With ``metric="l2"`` the path is the straight line. With ``"w2"`` mass moves along the optimal plan, and is shared among
-    the four pixels around the point it has reached; each channel keeps the mass it has in x. How far to go is found by
-    bisection on the exact distance. A distance beyond y is refused.
+    the four pixels around the point it has reached; each channel keeps the mass it has in x. Bisection on the
+    exact distance finds how far to go. A distance beyond y is refused.
     """
     _checks.choice("metric", metric, METRICS)
     distance = _checks.non_negative_number("distance", distance, most=torch.finfo(torch.float64).max)

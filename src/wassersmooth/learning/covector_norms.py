@@ -86,8 +86,8 @@ def check_attacked_images(metric: PenaltyMetric, images: Tensor) -> None:
 class DualNorm:
     """The length of a gradient in the norm dual to L-infinity, ``(pi/2) |g|_1^2 / N`` with N = C*H*W.
 
-    The first-order effect of an L-infinity attack is epsilon |g|_1. The factor makes it equal to |g|_2^2 on white g, so
-    that eta means the same as with ``Euclidean()``.
+    The first-order effect of an L-infinity attack is epsilon |g|_1. The factor makes the squared length equal to |g|_2^2 on
+    white g, so that eta means the same as with ``Euclidean()``.
 
     Arguments:
         norm: the norm of the attack, ``"linf"``. For L2 attacks use ``Euclidean()``, which is its own dual.

@@ -85,8 +85,8 @@ def doctor(
     """Examine a model with one batch; it stays as it was. # shape: images (B, C, H, W), labels (B,) or (B, k)
 
     Arguments:
-        model: as it would be trained, with its mode and wrappers.
-        metric: of the penalty to try; None is Euclidean.
+        model: as you would train it, with its mode and wrappers.
+        metric: the metric of the penalty to try; None means Euclidean.
         loss: as in :class:`~wassersmooth.Plain`.
         repeats: how many steps are timed.
     """

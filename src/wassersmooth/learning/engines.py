@@ -87,11 +87,12 @@ class ForwardMode(Engine):
     """Exact without second derivatives, and compiles as one graph: use it inside ``torch.compile``.
 
     Norms, activations and losses whose native kernels are wrong or missing in forward mode are computed from elementary
-    operations instead (:mod:`wassersmooth.learning.forward_mode_ops`). Threads take turns: torch has one forward mode for all.
+    operations instead (:mod:`wassersmooth.learning.forward_mode_ops`). Threads take turns, because torch has one forward
+    mode for all.
 
     Arguments:
         verify: compare a model with untested modules, or a custom loss, with double backward on the first batch, once in each
-            mode, and raise if it differs. There is no comparison while compiling: run one eager step before, or use
+            mode, and raise if they differ. Nothing is compared while compiling: run one eager step before, or use
             :func:`wassersmooth.doctor`.
     """
 
@@ -146,7 +147,7 @@ class FiniteDifference(Engine):
     Arguments:
         step: the root mean square of a step relative to that of the image. None chooses it from the machine precision: its
             third root for central, its square root for one-sided differences.
-        central: True takes two more passes, one on each side, with an error of second order; False one, of first order.
+        central: True takes two more passes, one on each side, with an error of second order; False takes one, of first order.
         verify: measure the error on the first batch of a model, once in each mode, and warn if it is above 5 %. With relu and
             batch-norm in training mode it may be 100 % and more.
     """

@@ -72,7 +72,7 @@ def gap(objective: GradientPenalty, model: nn.Module, images: Tensor, labels: Te
     """Compare the objective's engine with another one, by default double backward. The model stays as it was.
 
     Arguments:
-        objective: its metric, fields, loss and engine are used; eta does not matter.
+        objective: supplies the metric, fields, loss and engine; eta does not matter.
         images, labels: a batch; a few images are enough.
         reference: the engine taken as exact.
     """

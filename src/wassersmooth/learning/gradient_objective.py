@@ -26,8 +26,8 @@ Penalty = Callable[[Tensor, Any, Any, Tensor], Tensor]
 class GradientObjective(Objective):
     """loss + mean over the batch of ``penalty(g, inputs, labels, outputs)``, with g the gradient of ``of`` in the inputs.
 
-    The penalty is differentiated in g and in the outputs; inputs and labels are constants. It should be smooth in g: a square
-    root needs a small number added under it. Where the rows of a batch influence each other (batch-norm in training mode), g is
+    The penalty is differentiated in g and in the outputs; inputs and labels are constants. It should be smooth in g: add a
+    small number under a square root. If the rows of a batch influence each other (batch-norm in training mode), g is
     the gradient of the sum of ``of`` over the batch.
 
     Called as ``objective(model, inputs, labels)``. Inputs are a floating-point tensor (B, ...) in any range, or a tuple
@@ -35,7 +35,7 @@ class GradientObjective(Objective):
     None, a tensor, or a tuple or dictionary of tensors.
 
     Arguments:
-        penalty: ``(g, inputs, labels, outputs) -> (B,)``, with its strength in it.
+        penalty: ``(g, inputs, labels, outputs) -> (B,)``, including its strength.
         of: ``"loss"``, or a callable ``(outputs, labels) -> (B,)`` whose sum is differentiated.
         loss: as in :class:`Plain`; None for no loss term.
         engine: ``"double_backward"`` or ``"forward_mode"``.

@@ -15,7 +15,7 @@ from wassersmooth.learning.step_spec import StepSpec
 
 
 class Terms(NamedTuple):
-    """Scalars to train on: ``total = loss + penalty``. The penalty includes its eta, and is zero where there is none."""
+    """Scalars to train on: ``total = loss + penalty``. The penalty includes its eta, and is zero if there is none."""
 
     loss: Tensor
     penalty: Tensor

@@ -69,20 +69,20 @@ class GradientPenalty(Objective):
     """loss + eta^2 * mean over images of g' L(x) g, with g the gradient in the image (appendix D of the paper).
 
     With ``power=1`` it is loss + eta * mean of the length ``(g' L(x) g)^(1/2)``: to first order, the most that a perturbation
-    of length eta in this metric adds to the loss. Large gradients weigh less in it, and small ones more.
+    of length eta in this metric adds to the loss. Compared with the square, large gradients weigh less and small ones more.
 
-    The images are constants: no gradient flows back into them. With batch-norm in training mode the loss of one image
-    depends on the others in its batch; g is then the gradient of the sum over the batch, and under DDP each process uses
+    The images are constants: no gradient flows back into them. With batch-norm in training mode, the loss of one image
+    depends on the others in its batch. Then g is the gradient of the sum over the batch, and under DDP each process uses
     the statistics of its part.
 
     Arguments:
         metric: ``Euclidean()``, ``Wasserstein(...)`` or ``DualNorm("linf")``.
-        eta: a float, or a 0-d tensor, which can change without recompilation.
+        eta: a float, or a 0-d tensor, whose value can change without recompilation.
         of: ``"loss"`` penalizes the gradient of the loss, ``"margin"`` that of the log-odds against the label, ``log sum exp``
-            of the other outputs minus that of the label: the same direction for cross-entropy, but it does not vanish where
-            the network is sure. ``"logits"`` penalizes the sum over the gradients of all outputs: exact up
+            of the other outputs minus that of the label. For cross-entropy this has the same direction, but does not vanish
+            where the network is sure. ``"logits"`` penalizes the sum over the gradients of all outputs: exact up
             to 16 outputs, above that an unbiased estimate by 4 random projections. That estimate exists for squares of
-            ``Euclidean()`` and ``Wasserstein(...)``; for ``power=1``, ``DualNorm`` and metrics of your own the sum is exact for
+            ``Euclidean()`` and ``Wasserstein(...)``. With ``power=1``, ``DualNorm`` or your own metrics, the sum is exact for
             every number of outputs, at the cost of one gradient for each.
         engine: ``"double_backward"``, ``"forward_mode"``, ``"finite_difference"``, or an engine value with settings.
         loss: as in :class:`Plain`.
@@ -270,9 +270,9 @@ class AdversarialTraining(Objective):
 
     Arguments:
         attack: ``attack(model, images, labels, generator=None) -> images``; it leaves the model as it was.
-        loss: as in :class:`Plain`; None means that of the penalty, or cross-entropy without one.
-        penalty: also taken at the attacked images, where its metric must be defined (for Wasserstein, values above 1 are
-            fine and negative ones are not).
+        loss: as in :class:`Plain`; None means the loss of the penalty, or cross-entropy without a penalty.
+        penalty: evaluated at the attacked images, where its metric must be defined (for Wasserstein, values above 1 are
+            fine, but negative ones are not).
     """
 
     attack: Attack

@@ -27,17 +27,17 @@ def suggest_eta(
     epsilon: float = EPSILON,
     batches: int = BATCHES,
 ) -> float:
-    """A strength to begin with: eta at which the penalty is, on a few batches, what an attack adds to the loss.
+    """A strength to begin with: the eta at which the penalty is, on a few batches, what an attack adds to the loss.
 
     The attack is L-infinity of size epsilon, and what it adds is taken to first order: ``epsilon |g|_1`` for each image; with
-    ``power=2``, its square (docs/maths.md, section 5). Scores or a loss that are multiplied by a number change both alike, so
-    that a model that is not trained yet will do. The model, its buffers and the random state stay as they were.
+    ``power=2``, its square (docs/maths.md, section 5). Multiplying the scores or the loss by a number changes both alike, so
+    an untrained model will do. The model, its buffers and the random state stay as they were.
 
     Arguments:
         objective: the penalty; its own eta does not matter.
-        model: as it will be trained.
-        loader: an iterable of batches ``(images, labels)`` such as a DataLoader; ``[(images, labels)]`` is one too.
-        epsilon: the size of the attack to withstand, in images in [0, 1].
+        model: as you will train it.
+        loader: an iterable of batches ``(images, labels)`` such as a DataLoader or ``[(images, labels)]``.
+        epsilon: the size of the attack to withstand, for images in [0, 1].
         batches: how many batches are used.
     """
     if not isinstance(objective, GradientPenalty):

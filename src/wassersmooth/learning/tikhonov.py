@@ -45,7 +45,7 @@ class Tikhonov(Objective):
         eta: a float or a 0-d tensor; the noise has covariance eta^2 L(x).
         loss: ``"cross_entropy"`` (softmax), ``"binary_cross_entropy"`` (k sigmoid outputs, given as logits) or ``"square"``;
             the last two are means over the k outputs. Labels are indices (B,) or targets (B, k).
-        laplacian: ``"additive"`` for additive noise, ``"beltrami"`` for noise along geodesics, None for the l'' term alone
+        laplacian: ``"additive"`` for additive noise, ``"beltrami"`` for noise along geodesics, None for only the l'' term
             (l is differentiated in the logits).
         probes: how many random probes estimate E^R, without bias; None computes it exactly, at the cost of one
             Hessian row per pixel (one gradient per output for ``laplacian=None``).

@@ -35,8 +35,8 @@ class AutoAttack(Attack):
     """The ensemble of APGD-CE, targeted APGD-DLR, targeted FAB and Square (``"standard"``), or of APGD-CE and APGD-DLR averaged
     over 20 draws for models with test-time randomness (``"rand"``). In pixel units, inside [0, 1].
 
-    Images that no attack fools, and those that are misclassified as they are, are returned unchanged. The targeted DLR loss
-    needs four classes and the untargeted one three; where the model has fewer, they are replaced or left out.
+    Images that no attack fools, or that are already misclassified, are returned unchanged. The targeted DLR loss needs four
+    classes and the untargeted one three; if the model has fewer, they are replaced or left out.
 
     Arguments:
         epsilon: radius of the ball.

@@ -67,9 +67,9 @@ class Certificates:
         classes: the class of the smoothed classifier, -1 where it abstains. # shape: (B,)
         radii: in the metric, ``sqrt(d' L^+ d) < radius``; 0 where it abstains. # shape: (B,)
         lower: the lower bound on the probability of the selected class. # shape: (B,)
-        metric, sigma, samples, select, alpha: as they were given.
-        masses: of the channels of each image, for the units that need them. # shape: (B, C)
-        pixels_per_channel: their number.
+        metric, sigma, samples, select, alpha: as given.
+        masses: the mass of each channel of each image, for the units that need it. # shape: (B, C)
+        pixels_per_channel: the number of pixels in a channel.
     """
 
     classes: Tensor
@@ -104,8 +104,8 @@ class Certificates:
     def geodesic(self, free: bool = False) -> Tensor:
         """Radii in the geodesic distance of ``L(x)``, the metric without its reference or control. # shape: (B,)
 
-        For paths of images in [0, 1]. ``free=True`` also allows paths that leave the box in between; both ends are in it.
-        The Euclidean metric has straight geodesics, and its radii are as they are.
+        For paths of images in [0, 1]. ``free=True`` also allows paths that leave the box between two ends inside it.
+        The Euclidean metric has straight geodesics, so its radii do not change.
         """
         _checks.choice("free", free, (False, True))
         if not isinstance(self.metric, Wasserstein):
@@ -121,8 +121,8 @@ class Certificates:
     def l2(self) -> Tensor:
         """Radii in the Euclidean norm, for perturbations of any kind. # shape: (B,)
 
-        With a mass term m they are ``sqrt(m)`` times the radii. Without one they are 0: no ball of the Euclidean norm is
-        covered, since it holds perturbations that change the mass, which are outside the range of L.
+        With a mass term m they are ``sqrt(m)`` times the radii. Without one they are 0, because every ball of the Euclidean
+        norm holds perturbations that change the mass, which are outside the range of L.
         """
         if not isinstance(self.metric, Wasserstein | Euclidean):
             raise ValueError(
@@ -154,7 +154,7 @@ class Certificates:
         return {"geodesic": self.geodesic, "l2": self.l2, "pixels": self.pixels}[unit]()
 
     def accuracy(self, labels: Tensor, radii: Tensor | Sequence[float] | float, unit: Unit = "metric") -> CertifiedAccuracy:
-        """The share of images with the right class and at least that radius, for each of the radii, in percent.
+        """For each of the radii, the percentage of images with the right class and at least that radius.
 
         Abstentions count as wrong. At radius 0 it is the accuracy of the smoothed classifier.
         """
@@ -262,18 +262,18 @@ def certify(
     that classifier (:class:`wassersmooth.Smoothed`), not for the model, and holds with probability 1 - alpha for each image.
 
     Arguments:
-        model: any classifier in eval mode that returns scores (B, K), without randomness of its own; trained with
-            ``NoisyInputs(metric, sigma)``, or the radii will be small. It is given noisy images, with values outside [0, 1].
+        model: any classifier in eval mode that returns scores (B, K), without randomness of its own. It sees noisy images, with
+            values outside [0, 1], so train it with ``NoisyInputs(metric, sigma)``, or the radii will be small.
         images: in [0, 1]. # shape: (B, C, H, W)
-        metric: one with the same noise at all images: ``Euclidean()``, ``Wasserstein(..., reference=...)``, or
+        metric: a metric with the same noise at all images: ``Euclidean()``, ``Wasserstein(..., reference=...)``, or
             ``Wasserstein(..., uniform=True)`` without mass.
         sigma: the size of the noise.
         samples: draws for the bound on the probability. The radius is at most ``sigma * Phi^-1(alpha^(1/samples))``.
-        select: further draws, which select the class.
+        select: additional draws, which select the class.
         alpha: the probability, for each image, that its certificate is wrong.
         batch_size: noisy images at a time, which bounds the memory; results do not depend on it beyond rounding.
-        generator: of the seeds, one for each image. Without one it is the global random state, which is restored
-            afterwards, so two calls in a row give the same.
+        generator: the source of the seeds, one for each image. Without one, the global random state is used and then restored,
+            so two calls in a row give the same.
         progress: called as ``progress(images done, images in all)``.
     """
     _checks.batch("images", images, dims=(4, 3, 5))

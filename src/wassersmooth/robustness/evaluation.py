@@ -51,30 +51,30 @@ def evaluate(
 ) -> Report:
     """How robust a classifier is, in which units, and whether the numbers can be trusted.
 
-    The model is measured in eval mode and comes back as it was, also after an exception. The batch size is found
+    The model is measured in eval mode and restored afterwards, even after an exception. The batch size is found
     automatically. Clean error, label flips along translations and the checks for gradient masking are part of every suite.
 
     Arguments:
         model: any classifier that takes images in [0, 1] and returns scores (B, K), or an object with such ``logits``. With its
             normalization inside (:class:`wassersmooth.Normalized`, of one std), attacks are run in normalized units too.
         images, labels: what to measure on, where the model is. # shape: (B, C, H, W) and (B,)
-            Or a loader alone: an iterable of batches ``(images, labels)``. Its images are held on the CPU, and moved to the
-            model batch by batch.
+            Or only a loader: an iterable of batches ``(images, labels)``. Its images stay on the CPU and are
+            moved to the model batch by batch.
         suite: ``"quick"`` (under a minute on a CPU for a small model; at most 200 images), ``"paper"`` (the paper's two
             tables), ``"standard"`` (the paper's with margin-loss, L2 and Wasserstein attacks, noise, deformations) or
-            ``"full"`` (the standard one with AutoAttack and common corruptions). Or your own: a
+            ``"full"`` (the standard one with AutoAttack and common corruptions). Or your own suite: a
             sequence of attacks, which are named by their repr, or a mapping of names to attacks or any other callables
-            ``(model, images, labels, generator) -> images``. Of attacks in a sequence, or in units of shift, that differ in
-            epsilon and step alone, each image gets the next larger one only if it stands: ``report.curve`` is then cheap.
-        progress: called as ``progress(done, total, name)`` before each measure and once at the end; between the batches of a
-            long one again, with the same counts and ``"name, 384 of 2000 images"``.
-        generator: where the seed of everything random comes from; without one, the global random state, which is restored.
-        max_images: measures on the first so many images; needed where those of a loader do not fit into memory.
+            ``(model, images, labels, generator) -> images``. If attacks in a sequence, or in units of shift, differ only in
+            epsilon and step, an image gets the next larger one only if it withstood the last, so ``report.curve`` is cheap.
+        progress: called as ``progress(done, total, name)`` before each measure and once at the end. Between the batches of a
+            long measure it is called again, with the same counts and ``"name, 384 of 2000 images"``.
+        generator: the source of the seed of everything random; without one, the global random state, which is restored.
+        max_images: how many images, from the first on, to measure on; needed if those of a loader do not fit into memory.
         keep_images: whether the report keeps the perturbed images of every measure.
-        autoattack_images: AutoAttack, which is slow, is run on at most that many.
-        memory: results found in it are not measured again, and new ones are stored in it as they come. It must belong to this
-            model, these images and their labels; a result is found by name and repr, or for a function by its name.
-        seed: instead of a generator; ``seed=report.seed`` repeats a report, all other arguments being the same.
+        autoattack_images: the maximum number of images for AutoAttack, which is slow.
+        memory: a store of results: those found in it are not measured again, and new ones are added as they come. It must
+            belong to this model, these images and their labels. A result is found by name and repr, for a function by its name.
+        seed: instead of a generator; ``seed=report.seed`` repeats a report if all other arguments are the same.
     """
     suites.check(suite)
     _model_checks.module(model)

@@ -27,7 +27,7 @@ def metric_noise(images: Tensor, metric: Metric, size: float, generator: torch.G
 
     ``eta`` is chosen for each image so that the root mean square of the noise over its pixels is ``size`` on average
     (``eta^2 tr L(x) = size^2 N``): as large as :func:`gaussian_noise`, but in the directions that are short in the metric.
-    Clipping keeps dark pixels from becoming negative; it reduces the size a little, and mass is then not quite conserved.
+    Clipping keeps dark pixels from becoming negative; it reduces the size a little, so mass is not quite conserved.
     """
     check_metric(metric, "which can draw noise")
     size = _checked(images, size)

@@ -81,16 +81,16 @@ class FGSM(LabelAttack):
 class PGD(LabelAttack):
     """Projected gradient steps in pixel units, inside [0, 1] and a ball around the original.
 
-    A subclass may override ``start``, ``step_size``, ``direction`` and ``project``, which the loop calls: another starting
-    point, another step rule, another set to stay in.
+    A subclass may override ``start``, ``step_size``, ``direction`` and ``project``, which the loop calls, to change the
+    starting point, the step rule or the set to stay in.
 
     Arguments:
         epsilon, step, iterations: radius of the ball, length of a step in the same norm, number of steps.
         norm: ``"linf"`` steps along the sign of the gradient, ``"l2"`` along the gradient itself.
         random_start: start at a uniformly random point of the ball instead of its center.
-        restarts: the number of attempts; each image keeps one that fools the model, else the one with the largest loss.
+        restarts: the number of attempts; each image keeps an attempt that fools the model, else the one with the largest loss.
         loss: ``"cross_entropy"``, ``"margin"``, whose gradient does not vanish where the softmax is saturated, or a callable
-            ``(outputs, labels) -> (B,)``, which an untargeted attack raises.
+            ``(outputs, labels) -> (B,)``, which an untargeted attack increases.
         against: ``"labels"``, or ``"predictions"`` of the model for the original images.
     """
 
@@ -165,14 +165,14 @@ class PGD(LabelAttack):
 
 @dataclass(frozen=True, repr=False)
 class MultiTargetedPGD(Attack):
-    """L-infinity PGD on the margin, then, on each image that is not fooled, towards its likeliest wrong classes in turn.
+    """L-infinity PGD on the margin; images that survive are then attacked towards their likeliest wrong classes in turn.
 
-    The margin follows the wrong class with the largest score, which may be out of reach where another is not. This finds most
-    of what AutoAttack finds beyond PGD on smooth networks, at a fraction of its cost.
+    The margin follows the wrong class with the largest score, which may be out of reach while another is not. On smooth
+    networks, this attack finds most of what AutoAttack finds beyond PGD, at a fraction of its cost.
 
     Arguments:
-        epsilon, step, iterations: of every attempt, in pixel units.
-        targets: the number of target classes, by their scores at the original image; fewer if the model has fewer.
+        epsilon, step, iterations: those of every attempt, in pixel units.
+        targets: the number of target classes, chosen by their scores at the original image; fewer if the model has fewer.
     """
 
     epsilon: float

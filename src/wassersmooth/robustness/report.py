@@ -53,18 +53,18 @@ class Report:
     """How robust a classifier is, in which units, and whether the numbers can be trusted.
 
     Attributes:
-        suite: its name, or ``"custom"`` for one that was given as a value.
-        seed: ``evaluate(..., seed=report.seed)``, all else the same, gives the same report.
+        suite: the name of the suite, or ``"custom"`` for one given as a value.
+        seed: ``evaluate(..., seed=report.seed)`` gives the same report if all else is the same.
         entries: the error table.
         probes: errors of the attacks that only the masking checks ran.
         translations: the flips along both axes.
-        masking: the findings, empty where there are none.
+        masking: the findings, empty if there are none.
         shorter: the flips within shorter reaches, cut out of the same translations.
-        std: of the model's normalization, one per channel: divide a pixel epsilon by it to get a normalized one.
+        std: that of the model's normalization, one per channel; divide a pixel epsilon by it to get a normalized one.
         curve: error against epsilon, over all attacks of the same norm and units together.
         classes: the number of the model's outputs.
-        fooled: by name, which images are misclassified, in the order in which they were given; False for those that the
-            measure did not see. # shape of each: (B,) bool
+        fooled: by name, which images are misclassified, in the order given; False for those that the measure did
+            not see. # shape of each: (B,) bool
         seen: by name, which images the measure saw. # shape of each: (B,) bool
         images: with ``keep_images=True``, by name, the perturbed images of ``seen``, on the CPU. # shape of each: (n, C, H, W)
         seconds: by name, how long the measure took, ``flips_horizontal``, ``flips_vertical`` and ``masking`` (all checks)
@@ -123,7 +123,7 @@ class Report:
         return list(dict.fromkeys(finding.words for finding in self.masking))
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers, in plain types; what is kept of each image, and the times, are left out."""
+        """All numbers, in plain types, without the times and what is kept of each image."""
         plain = asdict(replace(self, fooled={}, seen={}, images={}))
         views = {"errors": self.errors, "intervals": self.intervals, "flips": self.flips, "verdict": self.verdict}
         return {key: plain[key] for key in plain if key not in NOT_STORED} | views | {"summary": self.summary}
@@ -136,7 +136,7 @@ class Report:
     def to_html(self, title: str = "Robustness of a model") -> str:
         """A page in one file: the answer, error against epsilon, and all tables. Needs jinja2 and matplotlib (extra ``study``).
 
-        ``Path("report.html").write_text(report.to_html("my network"))`` stores it.
+        Store it with ``Path("report.html").write_text(report.to_html("my network"))``.
         """
         from wassersmooth.robustness.page import report_page
 

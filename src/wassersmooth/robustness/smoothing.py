@@ -124,15 +124,15 @@ class Smoothed(nn.Module):
     """The smoothed classifier: for each class, the share of noisy copies that the model assigns to it. # shape: (B, K)
 
     ``argmax`` of the shares is its prediction. Copies with NaN or infinite scores vote for no class. The shares are those of
-    counted votes; their gradient in the images is that of the mean softmax, since counts have none (straight-through). So
+    counted votes. Counts have no gradient, so the gradient in the images is that of the mean softmax (straight-through). So
     attacks run through the noise, by expectation over it.
 
     Arguments:
         model: in eval mode, with scores that depend on each image alone.
-        metric: a constant one, as in :func:`wassersmooth.certify`.
-        sigma: the size of the noise, ``NoisyInputs``' eta.
-        samples: noisy copies of each image; the same noise is used for all images of a batch.
-        seed: of the noise, which is then the same in every call. None draws other noise in every call.
+        metric: a constant metric, as in :func:`wassersmooth.certify`.
+        sigma: the size of the noise, as eta of ``NoisyInputs``.
+        samples: noisy copies of each image; all images of a batch get the same noise.
+        seed: the seed of the noise, which is then the same in every call. None draws new noise in every call.
         batch_size: noisy images at a time. In a differentiated pass, each such batch is computed again for its gradient.
     """
 

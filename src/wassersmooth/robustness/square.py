@@ -30,7 +30,7 @@ TINY = 1e-12
 class Square(Attack):
     """Squares of +-epsilon at random places, kept where the margin loss rises; in pixel units, inside [0, 1].
 
-    In L2 the mass of the perturbation moves from one random window to another, in shapes whose two halves have opposite signs.
+    In L2, the mass of the perturbation moves from one random window to another, in shapes whose halves have opposite signs.
 
     Arguments:
         epsilon: radius of the ball: the bound on the change of a pixel, or on the length of the change.

@@ -47,8 +47,8 @@ def label_flips(
 ) -> Tensor:
     """How often the predicted label changes along a translation: the paper's second table. # shape: (B, C, H, W) -> (B,)
 
-    Changes are counted between adjacent frames of the ``2 * reach + 1`` shifts from ``-reach`` to ``+reach``, so there are 0
-    to ``2 * reach``. The model is called in its current mode, and its state is restored.
+    Changes are counted between adjacent frames of the ``2 * reach + 1`` shifts from ``-reach`` to ``+reach``, so the count is
+    from 0 to ``2 * reach``. The model is called in its current mode, and its state is restored.
     """
     return label_changes(model, images, axis, reach, padding).sum(1)
 

@@ -52,13 +52,13 @@ class WassersteinPGD(Attack):
     The part of epsilon that the limits leave unused is passed on to the remaining steps.
 
     Arguments:
-        metric: which pixels exchange mass, and the scale in which epsilon is measured; or ``Deformations``, of which epsilon
-            bounds the velocity if it has no mass term; or another metric that is invertible, such as one of your own.
+        metric: ``Wasserstein``, whose graph and scale say what epsilon means; or ``Deformations``, where epsilon bounds the
+            velocity if there is no mass term; or another invertible metric, such as your own.
         epsilon: the bound on ``sqrt(xi' L(x)^+ xi)``.
         iterations: the number of steps that share it.
         loss: ``"cross_entropy"``, ``"margin"``, or a callable ``(outputs, labels) -> (B,)``.
-        units: ``"metric"``, or ``"shift"``: epsilon is then a root-mean-square displacement in pixels, and the bound is that
-            times the root of the image's mass. It needs ``Wasserstein(..., scale="pixels")``.
+        units: ``"metric"``, or ``"shift"``: epsilon is then a root-mean-square displacement in pixels, and the bound is epsilon
+            times the root of the image's mass. ``"shift"`` needs ``Wasserstein(..., scale="pixels")``.
     """
 
     metric: Metric
@@ -116,9 +116,9 @@ class WassersteinFGSM(Attack):
     """One step of :class:`WassersteinPGD`: ``x + epsilon L g / sqrt(g' L g)``.
 
     Arguments:
-        metric, epsilon, loss, units: as there.
+        metric, epsilon, loss, units: as in :class:`WassersteinPGD`.
         limited: limit the fluxes edge by edge, so that the images stay in [0, 1]. False gives the closed form, for
-            adversarial training: mass and ball hold, pixels may leave the box, and it costs about as much as FGSM.
+            adversarial training: mass and ball hold, but pixels may leave the box, and it costs about as much as FGSM.
     """
 
     metric: Metric

@@ -44,9 +44,9 @@ def load_published(path: Path | str, trust_code: bool = False) -> nn.Module:
 
     ``load_published("wasserstein")(images)`` gives the scores; none, euclidean and wasserstein are known by name. They are
     in ``results/paper/models`` of a checkout, the working directory or the one that this package runs from, and are refused
-    unless they have the published SHA-256. Anything else is a path, refused where the file is damaged, or is not the one
-    that ``models.json`` beside it names. A file may name its network as ``module:factory``: with ``trust_code=True`` that
-    code is run, without it such a file is refused.
+    unless they have the published SHA-256. Anything else is a path, refused if the file is damaged, or is not the one that
+    ``models.json`` beside it names. A file may name its network as ``module:factory``. With ``trust_code=True`` that code is
+    run; without it, such a file is refused.
     """
     _checks.choice("trust_code", trust_code, (False, True))
     file = _file_of(path)

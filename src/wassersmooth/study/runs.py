@@ -242,7 +242,7 @@ class Run(RunFiles):
 
     @classmethod
     def at(cls, folder: Path, trust_code: bool = False) -> Run:
-        """The run that a folder holds; the code that it names runs with ``trust_code`` alone."""
+        """The run in a folder; code that it names runs only with ``trust_code``."""
         _checks.choice("trust_code", trust_code, (False, True))
         files = RunFiles(Path(folder))
         stored, path = files.stored_config(), files.folder / "config.json"
@@ -325,7 +325,7 @@ class Run(RunFiles):
         checkpoints.save(self.folder / "model.safetensors", model.state_dict(), facts_of(self.config, data, model.cpu()))
 
     def load_model(self, data: Dataset | None = None) -> nn.Module:
-        """The trained network in eval mode, on the CPU; with ``data``, refused where it was trained on others."""
+        """The trained network in eval mode, on the CPU; with ``data``, refused if it was trained on other data."""
         path = self.folder / "model.safetensors"
         if not path.exists():
             raise StudyError(f"{self.folder} has no model.safetensors: the run is not finished; give its train command again")

@@ -35,27 +35,27 @@ COMPILE = ("auto", *BOTH)
 
 
 class FastGradients:
-    """``gradients(images, labels)`` in place of ``objective(model, images, labels).total.backward()``.
+    """The compiled step: ``gradients(images, labels)`` in place of ``objective(model, images, labels).total.backward()``.
 
-    The terms are returned as constants, and the gradient of every trained parameter is put into ``grad`` and replaces what was
-    there: ``zero_grad`` is not needed. With ``accumulate=True`` it is added instead. Call ``optimizer.step()`` next. Buffers
-    change as in one plain forward pass.
+    A call returns the terms as constants and replaces the ``grad`` of every trained parameter, so ``zero_grad`` is not needed.
+    With ``accumulate=True`` it adds to ``grad`` instead. Call ``optimizer.step()`` next. Buffers change as in one plain forward
+    pass.
 
     The first call traces, compiles and captures, which takes from seconds to minutes, and compares its gradients with the
-    eager ones. It fixes the model's tensors, modes and hooks, autocast and the generator; a call with others runs eagerly. A
-    batch of another shape also does, and is prepared when that shape comes again, up to four shapes. What the model keeps in
-    plain Python, such as a dropout rate, is compiled in, and hooks that record something run while it is traced, not later.
+    eager ones. It fixes the model's tensors, modes and hooks, autocast and the generator; a call with others runs eagerly. So
+    does a batch of another shape, which is prepared when that shape comes again, up to four shapes. What the model keeps in
+    plain Python, such as a dropout rate, is compiled in. Hooks that record something run while the model is traced, not later.
 
     The values of images and labels, and the loss, are checked as in eager mode: on the CPU in every batch, on CUDA only in the
-    first, since each check would wait for the device. Later ones are trusted there: NaN or negative images go unnoticed.
+    first, since each check would wait for the device. In later batches on CUDA, NaN or negative images go unnoticed.
 
     Arguments:
-        objective: any objective with an exact engine, also a custom one that defines ``step_spec``; not Tikhonov with its
-            exact trace or the Laplace-Beltrami operator. It is read once; only tensors in it may change later: eta, and graph
-            weights that require grad, whose gradients are filled, too.
+        objective: any objective with an exact engine, including a custom one that defines ``step_spec``, except Tikhonov with
+            its exact trace or the Laplace-Beltrami operator. It is read once; only its tensors may change later: eta, and graph
+            weights that require grad, which also get their gradients.
         model: any module that can be traced: its code must not depend on the values of tensors. In DistributedDataParallel,
             gradients are averaged over the processes.
-        compile: whether torch's compiler fuses the operators; ``"auto"`` on CUDA only.
+        compile: whether torch's compiler fuses the operators; ``"auto"`` means only on CUDA.
         cuda_graph: whether kernels are captured in a CUDA graph; no effect on the CPU.
         verify: whether the first call compares gradients. A model that draws random numbers is compared in eval mode; if it
             draws there too, a warning says that it was not compared.
@@ -114,7 +114,7 @@ class FastGradients:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)
 
         Arguments:
-            accumulate: add to the gradients that are there, as several backward passes do.
+            accumulate: add to the existing gradients, as several backward passes do.
         """
         images, labels = pytree.tree_map(_checks.without_inference_mode, (images, labels))
         _checks.generator(generator)
