@@ -81,5 +81,5 @@ def test_every_part_gets_the_loss(text: str) -> None:
 
 
 def test_a_loss_that_an_objective_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="loss must be one of"):
+    with pytest.raises(StudyError, match="loss must be one of"):
         Regularizer.parse("tikhonov:eta=0.1,radius=1").objective((4, 4), "double_backward", loss=SmoothedCrossEntropy(0.1))

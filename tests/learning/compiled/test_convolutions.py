@@ -374,6 +374,7 @@ def test_the_same_step(penalized: bool, compiled: bool) -> None:
     expected = graph(*arguments)
     graphs.replace_convolutions(graph, anywhere=True)
     torch.compiler.reset()
+    assert graph.code  # makes the code that torch.compile reads
     backend = "inductor" if DEVICE == "cuda" else "aot_eager"
     function = torch.compile(graph, fullgraph=True, dynamic=False, backend=backend) if compiled else graph
     assert_same_step(function(*arguments), expected)
