@@ -137,8 +137,7 @@ class Published(Where):
                 row |= levine_feizi.certify_both(model.to(device), some, flow, self.scale.samples)
                 row |= {"seconds": time.perf_counter() - started, "checkpoint_sha256": sha256}
                 row["origin"] = provenance.origin(device)
-                with row_store.changing(self.output / ROWS) as stored:
-                    stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+                row_store.add(self.output / ROWS, [row], KEY)
                 console.line(f"flows of {flow:g}: images {start} to {start + len(some)} in {row['seconds']:.0f} s")
 
 
@@ -166,8 +165,7 @@ class Throughput(Where):
                 console.line(
                     f"{network}, {row['way']}, {row['noise']}: {row['certify']:.0f} images/s, {share:.0f} % of the model"
                 )
-            with row_store.changing(self.output / SPEED) as stored:
-                stored["rows"] = row_store.merged(stored["rows"], rows, ("network", "way", "noise"))
+            row_store.add(self.output / SPEED, rows, ("network", "way", "noise"))
 
 
 @dataclass(frozen=True)

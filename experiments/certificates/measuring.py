@@ -96,8 +96,7 @@ class NetworkWork:
     def _add(self, setting: Setting, kind: str, part: int | None, content: dict[str, Any]) -> None:
         device = self.data.train.images.device
         row = {"row": kind, "part": part} | setting.key | content | {"origin": provenance.origin(device)}
-        with row_store.changing(self.rows) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+        row_store.add(self.rows, [row], KEY)
         self.finished.add(self._key(setting, kind, part))
 
     def _certify(self, setting: Setting, start: int) -> None:

@@ -151,8 +151,7 @@ def measure(
             say(f"{place} of {len(todo)}: {name}")
             row: Row = key | measure_case(case, data, counts.of(case), models, device)
             row["origin"] = origin
-            with row_store.changing(output) as stored:
-                stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+            row_store.add(output, [row], KEY)
         lock.unlink(missing_ok=True)  # from now on the row says that it is done
         yield row
 

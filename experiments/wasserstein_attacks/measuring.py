@@ -113,8 +113,7 @@ def measure(
                 say(f"{NETWORKS[name]}, {attack} at {epsilon:g}")
                 row = dict(zip(KEY, (name, attack, epsilon), strict=True)) | measured(network, part, attacker, epsilon)
                 row |= {"iterations": settings.iterations, "origin": origin}
-                with row_store.changing(output) as stored:
-                    stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
+                row_store.add(output, [row], KEY)
                 yield row
 
 
