@@ -141,15 +141,11 @@ def worth_comparing(side: Sequence[Point], threat: str) -> list[Point]:
     A weak regularizer may lower clean error too. Its points would lie between stronger ones of the same clean error, and make
     the curve go up and down.
     """
-
-    def strength(point: Point) -> tuple[float, float]:
-        return point.rows[0]["eta"], point.rows[0]["epsilon"]
-
     known = [p.with_measure(threat) for p in side if p.values("clean") and p.values(threat)]
     if not known:
         return []
     least = min(known, key=lambda p: mean_over(p, ["clean"]))
-    return [p for p in known if strength(p) >= strength(least) or mean_over(p, [threat]) < mean_over(least, [threat])]
+    return [p for p in known if p.strength >= least.strength or mean_over(p, [threat]) < mean_over(least, [threat])]
 
 
 class Curves(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
 
 from experiments.row_store import Row
 from wassersmooth.study.measures import threat_title
@@ -66,6 +66,11 @@ class Point:
         return str(self.rows[0]["regularizer"])
 
     @property
+    def strength(self) -> tuple[float, float]:
+        """What grows with the strength of a method within its family."""
+        return self.rows[0]["eta"], self.rows[0]["epsilon"]
+
+    @property
     def variant(self) -> Variant:
         return Variant(*(self.rows[0][name] for name in Variant._fields))
 
@@ -73,9 +78,9 @@ class Point:
     def seeds(self) -> int:
         return len(self.rows)
 
-    def with_measure(self, measure: str) -> Point:
+    def with_measure(self, measure: str) -> Self:
         """The runs that have this measure (AutoAttack may have run for one seed only); all runs where none has."""
-        return Point(tuple(row for row in self.rows if value_of(row, measure) is not None) or self.rows)
+        return replace(self, rows=tuple(row for row in self.rows if value_of(row, measure) is not None) or self.rows)
 
     def values(self, measure: str) -> list[float]:
         return [value for row in self.rows if (value := value_of(row, measure)) is not None]

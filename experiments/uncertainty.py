@@ -126,7 +126,7 @@ def deviations(packed: str, images: int) -> Draws:
     """How an error in percent changes on resampled test images, the same ones for all rows. # shape: (DRAWS,)"""
     wrong = unpacked(packed, images).astype(np.float32)
     counts = _counts(images)
-    return np.asarray(100 * (wrong @ counts) / counts.sum(0) - 100 * wrong.mean())
+    return np.asarray(100 * (wrong @ counts) / counts.sum(0).clip(1) - 100 * wrong.mean())
 
 
 @cache

@@ -24,16 +24,16 @@ SEVERITY, REACH = 3, 6
 CORRUPTIONS = "corruptions_3"
 TITLES = {
     "clean": "clean",
-    "elastic_1.5": "elastic, 1.5 px",
-    "elastic_2.5": "elastic, 2.5 px",
-    "rotation_15": "rotation, up to 15 degrees",
-    "shift_2": "shift, up to 2 px",
-    "flips": f"flips, reach {REACH}",
-    CORRUPTIONS: f"corruptions, severity {SEVERITY}",
-    "pgd20_2_pixel": "PGD-20, 2/255",
-    "pgd20_l2_0.5": "PGD-20, L2 0.5",
-    "pgd20_0.1": "PGD-20, L-infinity 0.1",
-    "pgd20_l2_1": "PGD-20, L2 1.0",
+    "elastic_1.5": "elastic 1.5 px",
+    "elastic_2.5": "elastic 2.5 px",
+    "rotation_15": "rotation up to 15°",
+    "shift_2": "shift up to 2 px",
+    "flips": f"flips at reach {REACH}",
+    CORRUPTIONS: f"corruptions of severity {SEVERITY}",
+    "pgd20_2_pixel": "PGD-20 at 2/255",
+    "pgd20_l2_0.5": "PGD-20 at L2 0.5",
+    "pgd20_0.1": "PGD-20 at 0.1",
+    "pgd20_l2_1": "PGD-20 at L2 1.0",
 }
 
 

@@ -13,12 +13,20 @@ import numpy as np
 
 from experiments.comparison import Difference, all_clear
 from experiments.ground_metric import stored_rows
-from experiments.ground_metric.comparing import Point, Studies, chosen, families, points_of
+from experiments.ground_metric.comparing import (
+    Point,
+    chosen,
+    difference_at_chosen,
+    difference_at_equal_clean,
+    families,
+    points_of,
+)
 from experiments.ground_metric.likelihoods import EUCLIDEAN, FITTED
 from experiments.ground_metric.measuring import TITLES
 from experiments.ground_metric.pairs import MOTIONS, SIDE
 from experiments.ground_metric.pairs import TITLES as MOTION_TITLES
 from experiments.row_store import Row
+from experiments.uncertainty import Uncertainty
 from wassersmooth.study import durable, figures
 from wassersmooth.study.tables import DASH, counted, escape_value, listed, short_commit
 
@@ -30,14 +38,16 @@ RECIPES = {
 }
 COLLAPSED = 2.0  # times the lowest clean error: the figure leaves such networks out
 COHERENT = ("coherent motion", "coherent motion of values")
-PENALTY, AUGMENTATION = "Euclidean", "elastic augmentation"
+PLAIN, PENALTY, AUGMENTATION = "none", "Euclidean", "elastic augmentation"
+DEFORMED = {"clean": "clean", "elastic_1.5": "elastically deformed", "rotation_15": "rotated", "shift_2": "shifted"}  # images
 
 
 def write_page(folder: Path, likelihoods: str, training: str) -> Path:
     """Write the page and the figures beside the rows."""
     fits = stored_rows.read_fits(folder / likelihoods)
     trained = [row for row in stored_rows.read_trained(folder / training) if not row.get("diverged")]
-    lines = ["# A ground metric from natural pairs, and whether it helps", "", *_in_short(fits)]
+    trainings = Trained.of_rows(trained)
+    lines = ["# A ground metric from natural pairs, and whether it helps", "", *_in_short(fits, trainings)]
     lines += ["## Which geometry natural variations have", "", *_likelihood_head(fits)]
     for dataset, title in DATASETS.items():
         mine = [row for row in fits if row["dataset"] == dataset]
@@ -49,9 +59,9 @@ def write_page(folder: Path, likelihoods: str, training: str) -> Path:
         durable.write(folder / "weights.png", _weights_figure(drawn))
         lines += ["![The fitted weights on MNIST, as pictures.](weights.png)", ""]
     lines += ["## Does it help?", ""]
-    for dataset in DATASETS:
-        lines += _helping(folder, dataset, [row for row in trained if row["dataset"] == dataset])
-    if missing := [title for dataset, title in DATASETS.items() if not any(row["dataset"] == dataset for row in trained)]:
+    for one in trainings:
+        lines += _helping(folder, one)
+    if missing := [title for dataset, title in DATASETS.items() if all(one.dataset != dataset for one in trainings)]:
         lines += [f"Not trained yet: {listed(missing)}.", ""]
     lines += ["## How it was measured", "", *_origins([*fits, *trained])]
     path = folder / NAME
@@ -71,8 +81,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 # Likelihoods
 
 
-def _in_short(fits: Sequence[Row]) -> list[str]:
-    """Which candidate has the largest held-out likelihood, for each data set."""
+def _in_short(fits: Sequence[Row], trainings: Sequence[Trained]) -> list[str]:
+    """Which candidate has the largest held-out likelihood, for each data set; and what training in its geometry does."""
     said = []
     for dataset, title in DATASETS.items():
         mine = [row for row in fits if row["dataset"] == dataset]
@@ -81,8 +91,10 @@ def _in_short(fits: Sequence[Row]) -> list[str]:
         for motion in motions:
             wins.setdefault(_winner([row for row in mine if row["motion"] == motion]), []).append(str(motion))
         said += [f"{winner} fits {listed(of)} of {title} best" for winner, of in wins.items()]
-    text = "; ".join(said)
-    return _paragraph(f"In short: {text}, of all candidates below. What that does for training is in the second part.")
+    lines = ["In short:", "", *_bullet(f"**Geometry.** Of all candidates below, {'; '.join(said)}.")]
+    for one in trainings:
+        lines += _bullet(f"**Training**, {one.title}. {one.in_short}")
+    return [*lines, ""]
 
 
 def _winner(rows: Sequence[Row]) -> str:
@@ -222,36 +234,107 @@ def _weights_figure(rows: Sequence[Row]) -> bytes:
 # Training
 
 
-def _helping(folder: Path, dataset: str, rows: Sequence[Row]) -> list[str]:
-    lines: list[str] = []
-    for crops in (False, True):
-        mine = [row for row in rows if row["augment"] == crops]
-        if not mine:
-            continue
-        with_crops = ", with random crops and flips" if crops else ""
-        seeds = len({row["seed"] for row in mine})
-        lines += [f"### {RECIPES[dataset]}{with_crops}", ""]
-        points = points_of(mine)
-        measures = [name for name in TITLES if name != "clean" and any(point.values(name) for point in points)]
-        lines += _paragraph(
-            f"{counted(len(points), 'method')} and {counted(seeds, 'seed')}; errors in percent, means over seeds. In bold: the",
-            "strength of each family with the lowest mean validation error over clean, elastic, rotated and shifted images.",
+Compared = dict[tuple[str, str, str], Difference]  # by first family, second family and measure
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The networks of one recipe, and how their families compare.
+
+    Attributes:
+        equal: at equal clean error.
+        at_chosen: at the strengths that validation chose.
+    """
+
+    dataset: str
+    crops: bool
+    points: list[Point]
+    measures: list[str]
+    equal: Compared
+    at_chosen: Compared
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Row]) -> list[Trained]:
+        """One for each recipe that was trained, in the order of the page."""
+        found: dict[tuple[str, bool], list[Row]] = {(dataset, crops): [] for dataset in DATASETS for crops in (False, True)}
+        for row in rows:
+            found[row["dataset"], row["augment"]].append(row)
+        trained = []
+        for (dataset, crops), mine in found.items():
+            if mine:
+                points = points_of(mine)
+                measures = [name for name in TITLES if name != "clean" and any(point.values(name) for point in points)]
+                trained.append(cls(dataset, crops, points, measures, *_comparisons(points, measures)))
+        return trained
+
+    @property
+    def title(self) -> str:
+        return f"{RECIPES[self.dataset]}{', with random crops and flips' * self.crops}"
+
+    @property
+    def in_short(self) -> str:
+        """The errors of the best penalty of coherent motion, and what is shown of it."""
+        of = families(self.points)
+        coherent = [name for name in of if name.startswith(COHERENT) and "augmentation" not in name]
+        if not coherent:
+            return "No penalty of coherent motion was trained."
+        best = min(coherent, key=lambda name: chosen(of[name]).validation)
+        names = [name for name in DEFORMED if name == "clean" or name in self.measures]
+        values = [f"{chosen(of[best]).mean(name):.1f} % of {DEFORMED[name]}" for name in names]
+        plain = [f"{of[PLAIN][0].mean(name):.1f}" for name in names] if PLAIN in of else []
+        beside = f" (without a penalty: {listed(plain)})" if plain else ""
+        return (
+            f"By validation images, {best} is the best penalty of coherent motion. It errs on {listed(values)} images{beside}. "
+            "Shown, each at the strength chosen on validation images: "
+            f"{'; '.join(shown(self.at_chosen, best, (PLAIN, PENALTY, AUGMENTATION)))}."
         )
-        lines += [*_errors_table(points, measures), ""]
-        at_end = [
-            name for name, of in families(points).items() if len(of) > 1 and chosen(of).strength == max(p.strength for p in of)
-        ]
-        if at_end:
-            lines += _paragraph(
-                f"The largest strength that was tried is the best of {listed(at_end)}: more might be better still, so that a",
-                "family whose best strength lies inside its range has an advantage in the comparisons.",
+
+
+def shown(found: Compared, first: str, others: Iterable[str]) -> list[str]:
+    """What is shown of one family beside each of some others, over all comparisons of a table together."""
+    clear, said = all_clear(found), []
+    for second in others:
+        mine = [key for key in found if key[:2] == (first, second)]
+        if mine:
+            better, worse = (
+                [TITLES[key[2]] for key in mine if key in clear and (found[key].mean < 0) == sign] for sign in (True, False)
             )
-        name = f"{dataset}{'-crops' * crops}.png"
-        durable.write(folder / name, _errors_figure(points))
-        lines += [f"![Error on deformed images against clean error, {RECIPES[dataset]}{with_crops}.]({name})", ""]
-        lines += ["Networks with more than twice the lowest clean error are not in the figure.", ""]
-        lines += [*_comparisons(points, measures), ""]
-    return lines
+            parts = [f"better on {listed(better)}"] * bool(better) + [f"worse on {listed(worse)}"] * bool(worse)
+            said.append(f"against {_named(second)}: {', '.join(parts) or 'nothing'}")
+    return said
+
+
+def _named(family: str) -> str:
+    return "no penalty" if family == PLAIN else family
+
+
+def _helping(folder: Path, one: Trained) -> list[str]:
+    points, by_family = one.points, families(one.points)
+    seeds = len({row["seed"] for point in points for row in point.rows})
+    lines = [f"### {one.title}", ""]
+    lines += _paragraph(
+        f"{counted(len(points), 'method')} and {counted(seeds, 'seed')}; errors in percent, means over seeds. In bold: the",
+        "strength of each family with the lowest mean validation error over clean, elastic, rotated and shifted images.",
+    )
+    lines += [*_errors_table(points, one.measures), ""]
+    at_end = [name for name, of in by_family.items() if len(of) > 1 and chosen(of).strength == max(p.strength for p in of)]
+    if at_end:
+        lines += _paragraph(
+            f"The largest strength that was tried is the best of {listed(at_end)}: more might be better still, so that a",
+            "family whose best strength lies inside its range has an advantage in the comparisons.",
+        )
+    name = f"{one.dataset}{'-crops' * one.crops}.png"
+    durable.write(folder / name, _errors_figure(points))
+    lines += [f"![Error on deformed images against clean error, {one.title}.]({name})", ""]
+    lines += ["Networks with more than twice the lowest clean error are not in the figure.", ""]
+    lines += _paragraph(
+        "Differences in points (negative: the first is better), with one standard error over seeds and test images. A",
+        "difference is shown, in bold, where it is significant together with all others of its table, by Holm at 5 %; there",
+        f"are {len(one.equal)} and {len(one.at_chosen)} of them. All others are not shown. A dash: the two have no clean error",
+        "in common.",
+    )
+    lines += _compared("At equal clean error, interpolated between strengths", one.equal, one.measures)
+    return [*lines, *_compared("At the strengths in bold", one.at_chosen, ("clean", *one.measures)), ""]
 
 
 def _errors_table(points: Sequence[Point], measures: Sequence[str]) -> list[str]:
@@ -259,7 +342,8 @@ def _errors_table(points: Sequence[Point], measures: Sequence[str]) -> list[str]
     for family, members in families(points).items():
         best = chosen(members)
         for point in members:
-            label = escape_value(f"{family}, {point.strength:g}" if point.strength else family)
+            eta, elastic = point.strength
+            label = escape_value(f"{family}, {eta or elastic:g}" if family != PLAIN else family)
             label = f"**{label}**" if point is best and len(members) > 1 else label
             values = [point.mean(name) for name in ("clean", *measures)]
             found.append([label, str(len(point.rows)), *(DASH if value is None else f"{value:.1f}" for value in values)])
@@ -267,7 +351,7 @@ def _errors_table(points: Sequence[Point], measures: Sequence[str]) -> list[str]
 
 
 def _errors_figure(points: Sequence[Point]) -> bytes:
-    drawing = figures.new_figure((7.0, 4.2), "the figure of errors")
+    drawing = figures.new_figure((7.0, 5.4), "the figure of errors")
     axes = drawing.subplots()
     lowest = min(clean for point in points if (clean := point.mean("clean")) is not None)
     for place, (family, members) in enumerate(families(points).items()):
@@ -278,7 +362,7 @@ def _errors_figure(points: Sequence[Point]) -> bytes:
         axes.plot(*zip(*spots, strict=True), "osD^vPX*"[place % 8] + "-", color=f"C{place % 10}", label=family, markersize=5)
     axes.set_xlabel("clean error (%)")
     axes.set_ylabel(f"error, {TITLES['elastic_1.5']} (%)")
-    axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
     return figures.to_chart_png(drawing, 130)
 
 
@@ -289,7 +373,7 @@ def questions(names: Iterable[str]) -> list[tuple[str, str]]:
     noises = [name for name in known if name.startswith(("coherent noise", "fitted weights (noise)"))]
     constant = [name for name in known if name.startswith("Wasserstein")]
     together = [name for name in known if "and elastic augmentation" in name]
-    pairs = [(one, other) for one in coherent for other in (PENALTY, *constant, AUGMENTATION)]
+    pairs = [(one, other) for one in coherent for other in (PLAIN, PENALTY, *constant, AUGMENTATION)]
     pairs += [("fitted weights", other) for other in (PENALTY, *constant)]
     pairs += [(one, AUGMENTATION) for one in (*noises, *together)]
     moving = [one for one in together if one.startswith(COHERENT)]
@@ -297,54 +381,38 @@ def questions(names: Iterable[str]) -> list[tuple[str, str]]:
     return [(first, second) for first, second in pairs if first in known and second in known]
 
 
-Compared = dict[tuple[str, str, str], Difference]  # by first family, second family and measure
-
-
-def _comparisons(points: Sequence[Point], measures: Sequence[str]) -> list[str]:
-    """Differences at equal clean error and at the chosen strengths; significant together by Holm."""
+def _comparisons(points: Sequence[Point], measures: Sequence[str]) -> tuple[Compared, Compared]:
+    """Differences at equal clean error and at the chosen strengths."""
     by_family = families(points)
-    studies = Studies(points, ("clean", *measures))
-    plain = by_family.get("none", [])
+    uncertainty = Uncertainty.of(points, ("clean", *measures))
+    plain = by_family.get(PLAIN, [])
     equal: Compared = {}
     at_chosen: Compared = {}
     for first, second in questions(by_family):
         here, there = by_family[first], by_family[second]
         for measure in ("clean", *measures):
-            met = studies.at_equal_clean([*plain, *here], [*plain, *there], measure) if measure != "clean" else None
-            if met is not None:
-                equal[first, second, measure] = met
-            if (difference := studies.at_chosen(chosen(here), chosen(there), measure)) is not None:
+            if measure != "clean" and second != PLAIN:
+                met = difference_at_equal_clean(here, there, plain, measure, uncertainty)
+                equal |= {} if met is None else {(first, second, measure): met}
+            if (difference := difference_at_chosen(chosen(here), chosen(there), measure, uncertainty)) is not None:
                 at_chosen[first, second, measure] = difference
-    lines = _paragraph(
-        "Differences in points (negative: the first is better), with one standard error over seeds and test images. A",
-        "difference is shown, in bold, where it is significant together with all others of its table, by Holm at 5 %; there",
-        f"are {len(equal)} and {len(at_chosen)} of them. All others are not shown. A dash: the two have no clean error in",
-        "common.",
-    )
-    lines += _compared("At equal clean error, interpolated between strengths", equal, measures)
-    return lines + _compared("At the strengths in bold", at_chosen, ("clean", *measures))
+    return equal, at_chosen
 
 
 def _compared(title: str, found: Compared, measures: Sequence[str]) -> list[str]:
+    if not found:
+        return []
     columns = [name for name in measures if any(key[2] == name for key in found)]
     clear, rows, said = all_clear(found), [], []
     for first, second in dict.fromkeys(key[:2] for key in found):
         cells = []
         for name in columns:
             gap = found.get((first, second, name))
-            spread = (
-                "" if gap is None or math.isnan(gap.error) else f" ± {gap.error:.1f}"
-            )  # unknown where the curves hardly meet
+            spread = "" if gap is None or math.isnan(gap.error) else f" ± {gap.error:.1f}"
             text = DASH if gap is None else f"{gap.mean:+.1f}{spread}"
             cells.append(f"**{text}**" if (first, second, name) in clear else text)
-        rows.append([escape_value(f"{first} against {second}"), *cells])
-        shown = [name for name in columns if (first, second, name) in clear]
-        better = [TITLES[name] for name in shown if found[first, second, name].mean < 0]
-        worse = [TITLES[name] for name in shown if found[first, second, name].mean > 0]
-        parts = [f"better on {listed(better)}"] * bool(better) + [f"worse on {listed(worse)}"] * bool(worse)
-        said += _bullet(f"{escape_value(first)} against {escape_value(second)}: {'; '.join(parts) or 'nothing is shown'}.")
-    if not rows:
-        return []
+        rows.append([escape_value(f"{first} against {_named(second)}"), *cells])
+        said += [line for one in shown(found, first, [second]) for line in _bullet(escape_value(f"{first} {one}."))]
     return [f"{title}:", "", *_table(["comparison", *(TITLES[name] for name in columns)], rows), "", "Shown:", "", *said, ""]
 
 

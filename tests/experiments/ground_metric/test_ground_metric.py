@@ -16,10 +16,11 @@ import torch
 import wassersmooth as ws
 from experiments.ground_metric import commands, fitted, helping, likelihoods, pairs, plans
 from experiments.ground_metric.commands import PROGRAM
-from experiments.ground_metric.comparing import Point, Studies, chosen, points_of
+from experiments.ground_metric.comparing import Point, chosen, difference_at_chosen, difference_at_equal_clean, points_of
 from experiments.ground_metric.likelihoods import Spectra
 from experiments.ground_metric.plans import SMALL, Setting, settings_of
 from experiments.side_by_side import lock_of
+from experiments.uncertainty import Uncertainty
 from wassersmooth.cli import main
 from wassersmooth.study import data
 from wassersmooth.study.data import Dataset, Part
@@ -107,33 +108,53 @@ def test_fit_train_merge_and_render(
     assert main(["render", str(tmp_path)], PROGRAM) == 2
 
 
-def row(method: str, eta: float, clean: float, elastic: float, seed: int, family: str = "a") -> dict[str, Any]:
+def row(family: str, eta: float, clean: float, elastic: float, seed: int) -> dict[str, Any]:
     """A network that is wrong on the first images."""
-    wrong = {
-        name: base64.b64encode(np.packbits(np.arange(1000) < 10 * error).tobytes()).decode()
-        for name, error in (("clean", clean), ("elastic_1.5", elastic))
-    }
     errors = {"clean": clean, "elastic_1.5": elastic}
-    held_out = {"errors": {"clean": clean, "elastic_1.5": elastic, "rotation_15": clean, "shift_2": clean}}
-    found = {"method": method, "family": family, "eta": eta, "elastic": 0.0, "seed": seed, "errors": errors, "wrong": wrong}
-    return found | {"images": dict.fromkeys(errors, 1000), "validation": held_out, "flips": {}, "intervals": {}}
+    wrong = {
+        name: base64.b64encode(np.packbits(np.arange(1000) < 10 * error).tobytes()).decode() for name, error in errors.items()
+    }
+    held_out = {"errors": {**errors, "rotation_15": clean, "shift_2": clean}}
+    found = {"method": f"{family} {eta}", "family": family, "eta": eta, "elastic": 0.0, "seed": seed, "errors": errors}
+    common = {"images": dict.fromkeys(errors, 1000), "test_sha256": "the same", "flips": {}, "intervals": {}}
+    return {**found, **common, "wrong": wrong, "validation": held_out}
 
 
-def test_points_are_compared_at_equal_clean_error() -> None:
-    rows = [row(f"a{eta}", eta, 10 + 5 * eta + 0.1 * seed, 40 - 10 * eta, seed) for eta in (0.0, 1.0, 2.0) for seed in (0, 1)]
-    rows += [row(f"b{eta}", eta, 10 + 5 * eta + 0.1 * seed, 44 - 10 * eta, seed, "b") for eta in (0.5, 1.5) for seed in (0, 1)]
-    points = points_of(rows)
-    first, second = ([point for point in points if point.family == name] for name in "ab")
-    studies = Studies(points, ("clean", "elastic_1.5"))
-    found = studies.at_equal_clean(first, second, "elastic_1.5")
+def curve(family: str, etas: tuple[float, ...], above: float) -> list[dict[str, Any]]:
+    """Networks of two seeds on a line; the plain network is on those that are not above it."""
+    return [row(family, eta, 10 + 5 * eta + 0.1 * seed, 40 - 10 * eta + above, seed) for eta in etas for seed in (0, 1)]
+
+
+@pytest.mark.parametrize("own", [(0.5, 1.5), (0.5, 1.0, 1.5)], ids=["two strengths", "three strengths"])
+def test_points_are_compared_at_equal_clean_error(own: tuple[float, ...]) -> None:
+    points = points_of([*curve("none", (0.0,), 0), *curve("a", (1.0, 2.0), 0), *curve("b", own, 4)])
+    plain, first, second = ([point for point in points if point.family == name] for name in ("none", "a", "b"))
+    uncertainty = Uncertainty.of(points, ("clean", "elastic_1.5"))
+    found = difference_at_equal_clean(first, second, [], "elastic_1.5", uncertainty)
     assert found is not None
-    assert found.mean == pytest.approx(-4, abs=0.01)
+    assert found.mean == pytest.approx(-4, abs=0.05)
     assert 0 < found.error < 3
-    assert chosen(first).method == "a0.0"
-    apart = [Point((row("c", 1.0, 90.0, 95.0, 0, "c"),))]
-    assert Studies([*points, *apart], ("clean", "elastic_1.5")).at_equal_clean(first, apart, "elastic_1.5") is None
-    alone = Studies([point for point in points if len(point.rows) < 2], ("clean",))
-    assert math.isnan(alone.spread["clean"][0])
+    assert chosen([*plain, *first]) == plain[0]
+    apart = [Point((row("c", 1.0, 90.0, 95.0, 0),))]
+    assert difference_at_equal_clean(first, apart, plain, "elastic_1.5", uncertainty) is None
+
+
+def test_families_that_share_nothing_but_the_plain_network_do_not_meet() -> None:
+    """Their curves cross there by construction, which says nothing about them."""
+    plain, better = curve("none", (0.0,), 0), [row("a", 1.0, 8 + 0.1 * seed, 41.0, seed) for seed in (0, 1)]
+    points = points_of([*plain, *better, *curve("b", (1.0, 2.0), 0)])
+    uncertainty = Uncertainty.of(points, ("clean", "elastic_1.5"))
+    none, first, second = ([point for point in points if point.family == name] for name in ("none", "a", "b"))
+    assert difference_at_equal_clean(first, second, none, "elastic_1.5", uncertainty) is None
+    assert difference_at_equal_clean(second, first, none, "elastic_1.5", uncertainty) is None
+
+
+def test_one_seed_alone_shows_nothing() -> None:
+    points = points_of([row("none", 0.0, 10, 40, 0), row("a", 1.0, 15, 20, 0), row("a", 2.0, 20, 10, 0)])
+    found = difference_at_chosen(points[1], points[2], "elastic_1.5", Uncertainty.of(points, ("clean", "elastic_1.5")))
+    assert found is not None
+    assert found.mean == 10
+    assert not found.clear
 
 
 def small_work(tmp_path: Path, deadline: float = math.inf) -> helping.Work:
