@@ -10,9 +10,10 @@ from typing import Any
 from wassersmooth.study import durable
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.runs import locked
-from wassersmooth.study.stored_json import Shape, read_json
+from wassersmooth.study.stored_json import SEED, Shape, object_of, object_with, optional, read_json, text, truth
 
 Row = dict[str, Any]
+ORIGIN = object_with({"hardware": text, "versions": object_of(text, ("torch",))}, {"commit": optional(text)})
 REMEDY = "restore it, or choose another file for the rows"
 
 
@@ -37,6 +38,13 @@ def checked(path: Path, shape: Shape) -> list[Row]:
         if wrong := shape(row):
             raise damaged(path, number, wrong)
     return rows
+
+
+def networks(path: Path, key: Mapping[str, Shape], measured: Mapping[str, Shape]) -> list[Row]:
+    """The rows of trained networks, checked: each has its key, seed and origin, and what was measured unless it diverged."""
+    common = {**key, "seed": SEED, "origin": ORIGIN}
+    trained, diverged = object_with({**common, **measured}), object_with({**common, "diverged": truth})
+    return checked(path, lambda row: diverged(row) if "diverged" in row else trained(row))
 
 
 def damaged(path: Path, number: int, what: str) -> StudyError:

@@ -25,6 +25,7 @@ from wassersmooth.study.models import ACTIVATIONS
 from wassersmooth.study.runs import EVALUATIONS, MEASURED, Run, runs_in
 from wassersmooth.study.stored_json import (
     PERCENT,
+    SEED,
     anything,
     list_of,
     number,
@@ -55,7 +56,7 @@ ROW = object_with(
         "epochs": EPOCHS,
         "patience": optional(EPOCHS),
         "patience_on": one_of("clean", "robust"),
-        "seed": whole(0, 2**32 - 1),
+        "seed": SEED,
         "epochs_trained": whole(0, 10**7),
         **dict.fromkeys(("eta", "epsilon"), STRENGTH),
         "errors": object_of(PERCENT),

@@ -8,21 +8,8 @@ from experiments import row_store
 from experiments.ground_metric.pairs import MOTIONS
 from experiments.ground_metric.plans import DATASETS
 from experiments.row_store import Row
-from wassersmooth.study.stored_json import (
-    PERCENT,
-    list_of,
-    number,
-    object_of,
-    object_with,
-    one_of,
-    optional,
-    text,
-    truth,
-    whole,
-)
+from wassersmooth.study.stored_json import PERCENT, SEED, list_of, number, object_of, object_with, one_of, text, truth, whole
 
-ORIGIN = object_with({"hardware": text, "versions": object_with({"torch": text})}, {"commit": optional(text)})
-SEED = whole(0, 2**32 - 1)
 FIT = object_with(
     {
         "dataset": one_of(*DATASETS),
@@ -33,20 +20,16 @@ FIT = object_with(
         "fit": object_with({"weights": list_of(number(0)), "mass": number(0), "eta": number(0)}),
         "fits": object_of(object_with({"eta": number(0), "mass": number(0)}, {"smoothness": number(0)})),
         "offsets": list_of(list_of(whole(-1000, 1000), 2)),
-        "origin": ORIGIN,
+        "origin": row_store.ORIGIN,
     }
 )
-KEY = {"dataset": one_of(*DATASETS), "method": text, "family": text, "augment": truth, "seed": SEED, "origin": ORIGIN}
-TRAINED = object_with(
-    {
-        **KEY,
-        **{"regularizer": text, "elastic": number(0), "kind": text, "eta": number(0), "epsilon": number(0)},
-        **{"errors": object_of(PERCENT), "flips": object_of(number(0, 1e6)), "images": object_of(whole(1))},
-        **{"intervals": object_of(list_of(number(-100, 200), 2)), "wrong": object_of(text)},
-        "validation": object_with({"errors": object_of(PERCENT)}),
-    }
-)
-DIVERGED = object_with({**KEY, "diverged": truth})
+KEY = {"dataset": one_of(*DATASETS), "method": text, "family": text, "augment": truth}
+MEASURED = {
+    **{"regularizer": text, "elastic": number(0), "kind": text, "eta": number(0), "epsilon": number(0)},
+    **{"errors": object_of(PERCENT), "flips": object_of(number(0, 1e6)), "images": object_of(whole(1))},
+    **{"intervals": object_of(list_of(number(-100, 200), 2)), "wrong": object_of(text)},
+    "validation": object_with({"errors": object_of(PERCENT)}),
+}
 
 
 def read_fits(path: Path) -> list[Row]:
@@ -56,4 +39,4 @@ def read_fits(path: Path) -> list[Row]:
 
 def read_trained(path: Path) -> list[Row]:
     """The rows of train; none where nothing was trained yet."""
-    return row_store.checked(path, lambda row: DIVERGED(row) if "diverged" in row else TRAINED(row))
+    return row_store.networks(path, KEY, MEASURED)

@@ -32,18 +32,17 @@ from wassersmooth.study.console import Console
 from wassersmooth.study.data import Part
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.runs import Run
-from wassersmooth.study.stored_json import PERCENT, list_of, number, object_of, object_with, optional, text, whole
+from wassersmooth.study.stored_json import PERCENT, SEED, list_of, number, object_of, object_with, text, whole
 
 KEY = ("regularizer", "epochs", "seed", "measure")
 REACH = 24
 UNITS = ("normalized", "normalized_predicted")  # against true labels, and against predictions
 EPOCHS, IMAGES, PER_SHIFT = whole(1, 10**7), whole(1, 10**9), list_of(number(0, 1e6), 3)
-ORIGIN = object_with({"hardware": text, "versions": object_of(text)}, {"commit": optional(text)})
 ROW = object_with(
     {
         **dict.fromkeys(("regularizer", "kind", "measure", "dataset", "model", "model_sha256", "test_sha256", "command"), text),
-        **{"eta": number(0, 1e6), "radius": whole(0, 10**6), "mass": number(0, 1e6), "seed": whole(0, 2**32 - 1)},
-        **{"epochs": EPOCHS, "images": IMAGES, "origin": ORIGIN, "seconds": number(0, 1e9)},
+        **{"eta": number(0, 1e6), "radius": whole(0, 10**6), "mass": number(0, 1e6), "seed": SEED},
+        **{"epochs": EPOCHS, "images": IMAGES, "origin": row_store.ORIGIN, "seconds": number(0, 1e9)},
     },
     {"error": PERCENT, "interval": list_of(PERCENT, 2), "wrong": text, "by_reach": object_of(PER_SHIFT)},
 )

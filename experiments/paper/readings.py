@@ -13,7 +13,7 @@ from torch import nn
 
 from experiments import row_store, side_by_side
 from experiments.paper.plans import BY_NAME, Scale, Setting
-from experiments.paper.protocol import ORIGIN, error_of, identity, sha256_of
+from experiments.paper.protocol import error_of, identity, sha256_of
 from experiments.row_store import Row
 from wassersmooth.robustness.attacks import PGD
 from wassersmooth.robustness.intervals import bootstrap
@@ -31,36 +31,24 @@ from wassersmooth.study.stored_json import (
     list_of,
     number,
     object_of,
-    object_with,
     one_of,
     text,
-    truth,
     whole,
 )
 from wassersmooth.study.training import training
 
 KEY = ("reading", "eta", "seed", "epochs")
 REACH = 16
-ENTRIES = {
-    "reading": one_of(*BY_NAME),
-    **{"eta": number(0, 1e6), "seed": whole(0, 2**32 - 1), "epochs": whole(1, 10**7), "origin": ORIGIN, "command": text},
+ENTRIES = {"reading": one_of(*BY_NAME), "eta": number(0, 1e6), "epochs": whole(1, 10**7), "command": text}
+TRAINED = {
+    **{"errors": object_of(PERCENT, (CLEAN,)), "images": object_of(whole(1)), "wrong": object_of(text)},
+    **{"intervals": object_of(list_of(number(0, 1e6), 2)), "flips": object_of(number(0, 1e6), AXES), "test_sha256": text},
 }
-TRAINED = object_with(
-    {
-        **ENTRIES,
-        **{"errors": object_of(PERCENT, (CLEAN,)), "images": object_of(whole(1)), "wrong": object_of(text)},
-        **{"intervals": object_of(list_of(number(0, 1e6), 2)), "flips": object_of(number(0, 1e6), AXES), "test_sha256": text},
-    },
-    {"training_seconds": number(0), "measuring_seconds": number(0), "runs_at_once": whole(1)},
-)
-DIVERGED = object_with({**ENTRIES, "diverged": truth})
 
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a file, each checked; none where there is no file."""
-    if not path.exists():
-        return []
-    return row_store.checked(path, lambda row: DIVERGED(row) if "diverged" in row else TRAINED(row))
+    return row_store.networks(path, ENTRIES, TRAINED)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from wassersmooth.study.search.selection import SELECTIONS
 from wassersmooth.study.stored_json import (
     COUNT,
     PERCENT,
+    SEED,
     anything,
     list_of,
     number,
@@ -47,7 +48,7 @@ ROW = object_with(
     {
         "regularizer": one_of(*REGULARIZERS),
         "selection": one_of(*SELECTIONS, BETWEEN),
-        "seed": whole(0, 2**32 - 1),
+        "seed": SEED,
         "eta": STRENGTH,
         "radius": whole(0, 10**6),
         "mass": STRENGTH,

@@ -7,37 +7,21 @@ from pathlib import Path
 from experiments import row_store
 from experiments.practice.plans import FULL
 from experiments.row_store import Row
-from wassersmooth.study.stored_json import (
-    PERCENT,
-    list_of,
-    number,
-    object_of,
-    object_with,
-    one_of,
-    optional,
-    text,
-    truth,
-    whole,
-)
+from wassersmooth.study.stored_json import PERCENT, list_of, number, object_of, object_with, one_of, optional, text, whole
 
-ORIGIN = object_with({"hardware": text, "versions": object_with({"torch": text})}, {"commit": optional(text)})
 KEY = {
     "table": one_of(*FULL.tables),
     **{"regularizer": text, "family": text, "kind": text, "command": text},
-    **{"seed": whole(0, 2**32 - 1), "eta": number(0), "suggested_for": optional(number(0)), "origin": ORIGIN},
+    **{"eta": number(0), "suggested_for": optional(number(0))},
 }
-VALIDATION = object_with({"errors": object_with({"clean": PERCENT, "near": PERCENT, "far": PERCENT})})
-TRAINED = object_with(
-    {
-        **KEY,
-        **{"errors": object_of(PERCENT, ("clean", "near", "far")), "images": object_of(whole(1)), "validation": VALIDATION},
-        **{"intervals": object_of(list_of(number(-100, 200), 2)), "flips": number(0, 1e6)},
-        **{"epoch_seconds": number(0), "peak_bytes": optional(whole(0))},
-    }
-)
-DIVERGED = object_with({**KEY, "diverged": truth})
+MEASURED = {
+    **{"errors": object_of(PERCENT, ("clean", "near", "far")), "images": object_of(whole(1))},
+    "validation": object_with({"errors": object_with({"clean": PERCENT, "near": PERCENT, "far": PERCENT})}),
+    **{"intervals": object_of(list_of(number(-100, 200), 2)), "flips": number(0, 1e6)},
+    **{"epoch_seconds": number(0), "peak_bytes": optional(whole(0))},
+}
 
 
 def read(path: Path) -> list[Row]:
     """The rows of train."""
-    return row_store.checked(path, lambda row: DIVERGED(row) if "diverged" in row else TRAINED(row))
+    return row_store.networks(path, KEY, MEASURED)

@@ -15,6 +15,7 @@ from experiments.track.entries import BAR
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.stored_json import (
     PERCENT,
+    SEED,
     anything,
     list_of,
     number,
@@ -38,7 +39,7 @@ CLASSES = {0: "no attacked images in training", 1: "one attack step at most"}
 RECORD, NO_RECORD = "record", "no record"
 ROW = object_with(
     {
-        **{"entry": plain_name, "seed": whole(0, 2**32 - 1), "epochs": whole(1), "idea": text, "method": text},
+        **{"entry": plain_name, "seed": SEED, "epochs": whole(1), "idea": text, "method": text},
         **{
             "recipe": object_of(anything),
             "attack_steps": whole(0, 1000),

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, SuiteName
 from wassersmooth.study.errors import StudyError, did_you_mean
 from wassersmooth.study.regularizers import LARGEST_RADIUS, Regularizer
-from wassersmooth.study.stored_json import number, object_with, shown, text, whole
+from wassersmooth.study.stored_json import SEED, number, object_with, shown, text, whole
 from wassersmooth.study.tables import counted
 
 LARGEST_IMAGE = 10_000  # pixels on a side
@@ -236,7 +236,7 @@ OF_A_RUN = object_with(
         "eta": number(0),
         "radius": whole(0, LARGEST_RADIUS),
         "mass": number(0),
-        "seed": whole(0, 2**32 - 1),
+        "seed": SEED,
         "preset": text,
     },
     {"epsilon": number(0), "smoothness": number(0), "factory": text},

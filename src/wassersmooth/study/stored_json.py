@@ -211,3 +211,4 @@ def _first(problems: Iterable[tuple[str, str]]) -> str:
 
 PERCENT = number(0, 100)
 COUNT = whole(0)
+SEED = whole(0, 2**32 - 1)
