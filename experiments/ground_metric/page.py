@@ -93,7 +93,8 @@ def _in_short(fits: Sequence[Row], trainings: Sequence[Trained]) -> list[str]:
         said += [f"{winner} fits {listed(of)} of {title} best" for winner, of in wins.items()]
     lines = ["In short:", "", *_bullet(f"**Geometry.** Of all candidates below, {'; '.join(said)}.")]
     for one in trainings:
-        lines += _bullet(f"**Training**, {one.title}. {one.in_short}")
+        lines += _bullet(f"**Training**, {one.title}. In parentheses: without a penalty.")
+        lines += [line for said in one.in_short for line in _bullet(said, indent=4)]
     return [*lines, ""]
 
 
@@ -192,8 +193,11 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _bullet(text: str) -> list[str]:
-    return textwrap.wrap(f"- {text}", 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+def _bullet(text: str, indent: int = 0) -> list[str]:
+    first, then = " " * indent + "- ", " " * (indent + 2)
+    return textwrap.wrap(
+        text, 140, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _likelihood_figure(fits: Sequence[Row]) -> bytes:
@@ -272,22 +276,20 @@ class Trained:
         return f"{RECIPES[self.dataset]}{', with random crops and flips' * self.crops}"
 
     @property
-    def in_short(self) -> str:
+    def in_short(self) -> list[str]:
         """The errors of the best penalty of coherent motion, and what is shown of it."""
         of = families(self.points)
         coherent = [name for name in of if name.startswith(COHERENT) and "augmentation" not in name]
         if not coherent:
-            return "No penalty of coherent motion was trained."
+            return ["No penalty of coherent motion was trained."]
         best = min(coherent, key=lambda name: chosen(of[name]).validation)
         names = [name for name in DEFORMED if name == "clean" or name in self.measures]
-        values = [f"{chosen(of[best]).mean(name):.1f} % of {DEFORMED[name]}" for name in names]
-        plain = [f"{of[PLAIN][0].mean(name):.1f}" for name in names] if PLAIN in of else []
-        beside = f" (without a penalty: {listed(plain)})" if plain else ""
-        return (
-            f"By validation images, {best} is the best penalty of coherent motion. It errs on {listed(values)} images{beside}. "
-            "Shown, each at the strength chosen on validation images: "
-            f"{'; '.join(shown(self.at_chosen, best, (PLAIN, PENALTY, AUGMENTATION)))}."
-        )
+        beside = {name: f" ({of[PLAIN][0].mean(name):.1f})" if PLAIN in of else "" for name in names}
+        values = [f"{chosen(of[best]).mean(name):.1f} %{beside[name]} of {DEFORMED[name]}" for name in names]
+        return [
+            f"Best of its kind on validation images is {best}. It errs on {listed(values)} images.",
+            *(f"Shown {one}." for one in shown(self.at_chosen, best, (PLAIN, PENALTY, AUGMENTATION))),
+        ]
 
 
 def shown(found: Compared, first: str, others: Iterable[str]) -> list[str]:
