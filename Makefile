@@ -30,7 +30,7 @@ test test-all: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 $(SELECTION)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(SELECTION)
 
 demo: $(VENV)/installed
 	$(BIN)/wassersmooth reproduce --preset digits

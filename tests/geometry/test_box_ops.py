@@ -24,10 +24,10 @@ runs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="n
 
 # The interpreter takes its time for every row: small images, whose strips are cut short below so that there are several.
 SIZES_AND_RADII = [
-    *(((5, 7), radius) for radius in (1, 3, 9)),
+    *(((5, 7), radius) for radius in (1, 3, 7)),
     *(((2, 18), radius) for radius in (2, 5, 8)),
     ((1, 130), 5),
-    ((13, 3), 4),
+    ((10, 3), 4),
     ((12, 8), 2),
     ((3, 21), 16),
     *([] if INTERPRETED else [((32, 32), radius) for radius in range(1, 9)]),
@@ -121,14 +121,18 @@ def test_memory_layout_does_not_matter(layout: str) -> None:
 
 
 @runs_kernels
-@pytest.mark.parametrize("size", [(3, 8), (2, 32), (3, 7)], ids=str)
+@pytest.mark.parametrize("size", [(2, 8), (2, 32), *([] if INTERPRETED else [(3, 7)])], ids=str)
 def test_rows_that_begin_anywhere_in_memory(size: tuple[int, int]) -> None:
+    """Rows of 7 pixels are never read in fours; only a compiler could confuse them with others."""
     u, v = fields(*size)
     shifted = [torch.cat((t.new_zeros(1), t.flatten()))[1:].view_as(t) for t in (u, v)]
     assert shifted[0].data_ptr() % 16
-    for given in ((u, shifted[1]), (shifted[0], v), shifted):
-        for operator in (box_ops.apply, box_ops.carre_du_champ, box_ops.quad):
-            assert_matches(operator(*given, 2, 2), operator(u, v, 2, 2), 1e-6)
+    mixed = ((u, shifted[1]), (shifted[0], v))
+    assert not any(box_ops.in_memory(*given)[1]["FOURS"] for given in mixed)
+    for operator in (box_ops.apply, box_ops.carre_du_champ, box_ops.quad):
+        expected = operator(u, v, 1, 2)
+        for given in mixed:
+            assert_matches(operator(*given, 1, 2), expected, 1e-6)
 
 
 def test_where_four_pixels_are_read_at_once() -> None:
@@ -152,7 +156,7 @@ def test_where_four_pixels_are_read_at_once() -> None:
 
 
 @runs_kernels
-@pytest.mark.parametrize(("size", "radius"), [((4, 9), 2)] if INTERPRETED else [((32, 32), 4), ((33, 70), 3)], ids=str)
+@pytest.mark.parametrize(("size", "radius"), [((3, 6), 2)] if INTERPRETED else [((32, 32), 4), ((33, 70), 3)], ids=str)
 def test_laws(size: tuple[int, int], radius: int) -> None:
     """A(u) maps constants to zero, up to rounding squared; it is symmetric, linear in u, and conserves mass."""
     u, v = fields(*size)
@@ -240,8 +244,8 @@ def test_nan_is_not_hidden() -> None:
 @runs_kernels
 def test_deterministic() -> None:
     u, v = fields(4, 5)
-    assert torch.equal(box_ops.quad(u, v, 3, 3), box_ops.quad(u, v, 3, 3))
-    assert torch.equal(box_ops.apply(u, v, 3, 3), box_ops.apply(u, v, 3, 3))
+    assert torch.equal(box_ops.quad(u, v, 1, 3), box_ops.quad(u, v, 1, 3))
+    assert torch.equal(box_ops.apply(u, v, 1, 3), box_ops.apply(u, v, 1, 3))
 
 
 # Inside the library --------------------------------------------------------------------------------------------------
@@ -251,8 +255,8 @@ def test_deterministic() -> None:
 @pytest.mark.usefixtures("kernels_everywhere")
 def test_derivatives_to_second_order() -> None:
     """Every derivative of quad and mv, in u and v, against float64."""
-    graph = ws.PixelGraph.grid(3, 5, 1)
-    u, v = fields(3, 5)
+    graph = ws.PixelGraph.grid(3, 4, 1)
+    u, v = fields(3, 4)
     w = torch.randn(v.shape, generator=torch.Generator().manual_seed(2)).to(DEVICE)
 
     def derivatives(dtype: torch.dtype) -> list[Tensor]:
@@ -280,8 +284,8 @@ def test_derivatives_to_second_order() -> None:
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_transforms_see_plain_operations(mode: str, compiled: bool) -> None:
     """An operator that autograd cannot differentiate would silently lose a tangent."""
-    metric = ws.Wasserstein(ws.PixelGraph.grid(3, 5, 1))
-    x, v = fields(3, 5)
+    metric = ws.Wasserstein(ws.PixelGraph.grid(3, 4, 1))
+    x, v = fields(3, 4)
 
     def f(covector: Tensor) -> Tensor:
         return metric.cometric(x).quad(covector)
@@ -301,8 +305,8 @@ def test_transforms_see_plain_operations(mode: str, compiled: bool) -> None:
 @pytest.mark.parametrize("weight", ["constant", "gaussian"])
 def test_forward_over_reverse(weight: str) -> None:
     """The gradient of quad is one kernel, which must not lose the tangent of v."""
-    metric = ws.Wasserstein(ws.PixelGraph.grid(3, 5, 2, weight=weight))  # type: ignore[arg-type]
-    x, v = fields(3, 5)
+    metric = ws.Wasserstein(ws.PixelGraph.grid(3, 4, 2, weight=weight))  # type: ignore[arg-type]
+    x, v = fields(3, 4)
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(v.clone().requires_grad_(), x)
         (gradient,) = torch.autograd.grad(metric.cometric(x).quad(dual).sum(), dual)
@@ -313,8 +317,8 @@ def test_forward_over_reverse(weight: str) -> None:
 @runs_kernels
 @pytest.mark.usefixtures("kernels_everywhere")
 def test_compiler_and_tracer_keep_the_kernels_whole() -> None:
-    metric = ws.Wasserstein(ws.PixelGraph.grid(3, 5, 1))
-    x, v = fields(3, 5)
+    metric = ws.Wasserstein(ws.PixelGraph.grid(3, 4, 1))
+    x, v = fields(3, 4)
 
     def f(image: Tensor, covector: Tensor) -> tuple[Tensor, Tensor]:
         cometric = metric.cometric(image)
@@ -379,8 +383,8 @@ def test_supports_only_what_the_kernels_compute(monkeypatch: pytest.MonkeyPatch)
 
 @runs_kernels
 def test_a_factor_for_each_image() -> None:
-    u, v = fields(9, 10, images=3, channels=2)
+    u, v = fields(9, 6, images=3, channels=2)
     factor = torch.tensor([2.0, -0.5, 0.0], device=DEVICE)
-    expected = factor[:, None, None, None] * box_ops.apply(u, v, 2, 2)
-    assert_matches(box_ops.apply(u, v, 2, 2, factor), expected, 1e-6)
-    assert_matches(box_ops.apply(u, v, 2, 2, factor[:, None].expand(3, 2)[:, 0]), expected, 1e-6)
+    expected = factor[:, None, None, None] * box_ops.apply(u, v, 1, 2)
+    assert_matches(box_ops.apply(u, v, 1, 2, factor), expected, 1e-6)
+    assert_matches(box_ops.apply(u, v, 1, 2, factor.repeat_interleave(2)[::2]), expected, 1e-6)

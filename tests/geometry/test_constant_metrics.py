@@ -10,7 +10,7 @@ import wassersmooth as ws
 from tests.compare import assert_matches
 from tests.operator_case import OperatorCase
 from tests.scalar_field import ScalarField
-from wassersmooth import calculus
+from wassersmooth import _checks, calculus
 
 GRAPH = ws.PixelGraph.grid(4, 5, radius=2)
 IMAGE = torch.rand(2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) + 0.1
@@ -130,7 +130,8 @@ def test_bad_images() -> None:
     assert ws.Wasserstein(GRAPH, reference="ones").cometric(torch.zeros(1, 3, 4, 5)).in_range(torch.zeros(1, 3, 4, 5)).all()
 
 
-def test_objectives_and_attacks_take_it() -> None:
+def test_objectives_and_attacks_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_checks, "_warned", {"scale"})  # images outside [0, 1] are warned of once in a process
     metric = ws.Wasserstein(GRAPH, reference="ones")
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(40, 3)).double()
     images, labels = batch().sigmoid(), torch.tensor([0, 1, 2])

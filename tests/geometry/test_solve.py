@@ -15,6 +15,7 @@ import wassersmooth as ws
 from tests import oracles, strategies
 from tests.compare import assert_each_matches, assert_matches, to_numpy
 from tests.operator_case import CASES, OperatorCase, over
+from wassersmooth.geometry.cometric import LARGEST_DENSE
 
 Array = np.ndarray
 
@@ -184,6 +185,17 @@ def test_solve_on_a_large_image(device: str) -> None:
     case = OperatorCase(height=48, width=40, radius=4, channels=3)
     cometric, v = case.metric().cometric(case.images(device=device)), case.covectors(device=device)
     assert_matches(cometric.solve(cometric.mv(v)), v - v.mean((2, 3), keepdim=True), 1e-6)
+
+
+def test_lengths_of_an_image_that_is_too_large_for_a_dense_matrix(device: str) -> None:
+    """No eigenvectors are needed where the components say what the range is."""
+    case = OperatorCase(height=48, width=40, channels=3, batch=1)
+    assert LARGEST_DENSE < 48 * 40 * 3
+    x, v = case.images(device=device), case.covectors(device=device)
+    cometric = case.metric().cometric(x)
+    assert_matches(cometric.norm_sq(cometric.mv(v)), cometric.quad(v), 1e-9)
+    assert cometric.in_range(cometric.mv(v)).all()
+    assert not cometric.in_range(x).any()
 
 
 # Pixels that differ by many decades -----------------------------------------------------------------------------------

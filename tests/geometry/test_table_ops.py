@@ -211,9 +211,9 @@ def test_fast_gradients(weights: str) -> None:
     torch.manual_seed(0)
     given: dict[str, object] = {"gaussian": "gaussian", "function": lambda dy, dx: 1.0 + dy + dx * dx}
     given |= {"learned": torch.ones(12, requires_grad=True, device=DEVICE), "constant tensor": torch.linspace(1, 2, 12)}
-    metric = ws.Wasserstein(ws.PixelGraph.grid(3, 5, 2, weight=given[weights]))  # type: ignore[arg-type]
-    model = nn.Sequential(nn.Flatten(), nn.Linear(15, 4), nn.Softplus(), nn.Linear(4, 3)).to(DEVICE)
-    x, labels = fields(3, 5)[0], torch.tensor([1, 2], device=DEVICE)
+    metric = ws.Wasserstein(ws.PixelGraph.grid(3, 4, 2, weight=given[weights]))  # type: ignore[arg-type]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Softplus(), nn.Linear(4, 3)).to(DEVICE)
+    x, labels = fields(3, 4)[0], torch.tensor([1, 2], device=DEVICE)
     objective = ws.GradientPenalty(metric, eta=2.0)
     trained = [*model.parameters(), *([metric.graph.weights] if weights == "learned" else [])]
     expected = torch.autograd.grad(objective(model, x, labels).total, trained)
