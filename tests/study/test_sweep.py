@@ -19,7 +19,7 @@ from torch import nn
 
 from tests.study.small_studies import CPU, SILENT, tiny_study
 from wassersmooth import cli
-from wassersmooth.study import data, presets
+from wassersmooth.study import data, figures, presets
 from wassersmooth.study.config import Study
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
@@ -179,7 +179,8 @@ def test_sweeps_of_several_kinds_that_end_at_the_same_time_lose_nothing(
         time.sleep(0.3)  # long enough for the other process to read the same
         return found
 
-    monkeypatch.setattr(heatmap, "draw", lambda *rest: "not drawn")
+    monkeypatch.setattr(heatmap, "draw", lambda *rest: None)
+    monkeypatch.setattr(figures, "to_png", lambda *rest: b"not drawn")
     conclude("euclidean")
     monkeypatch.setattr(sweep, "read_sweep", read_slowly)
     with ThreadPoolExecutor(2) as threads:
@@ -247,7 +248,7 @@ def test_the_heat_map_has_room_for_its_title_and_a_radius_where_there_is_one(
 
     points = [Regularizer(kind, 0.1, radius, mass) for radius in radii for mass in masses]
     measured = [Measured(point, 1.0, 2.0 + number) for number, point in enumerate(points)]
-    figure = heatmap.picture(measured, measured[0])
+    figure = heatmap.draw(measured, measured[0])
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     (title,) = [text for text in figure.texts if text.get_text().startswith(kind)]

@@ -147,7 +147,9 @@ def _conclude(
         ["point", "clean", "robust", ""],
         [[str(m.point), f"{m.clean:.2f}", f"{m.robust:.2f}", ", ".join(marks.get(m, []))] for m in [unregularized, *found]],
     )
-    console.line(f"heat map: {heatmap.draw(found, best, folder / f'heatmap-{kind}.png')}")
+    picture = folder / f"heatmap-{kind}.png"
+    durable.write(picture, figures.to_png(heatmap.draw(found, best), 120))
+    console.line(f"heat map: {picture}")
     console.line(f"chosen: --regularizers {best.point}")
     if best.clean >= unregularized.clean and best.robust >= unregularized.robust:
         errors = " against ".join(f"{m.clean:.2f} and {m.robust:.2f} %" for m in (best, unregularized))
