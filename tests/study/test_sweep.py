@@ -139,6 +139,7 @@ def test_both_selections_of_both_kinds_are_stored_beside_the_unregularized_netwo
     study = tiny_study(tmp_path, epochs=2, parallel=3)
     run_sweep(study, tmp_path / "sweep", dataclasses.replace(GRID, radii=(1,)))
     run_sweep(study, tmp_path / "sweep", Grid("euclidean", etas=(0.1, 0.2)))
+    assert {run.config.machine.parallel for run in runs_in(tmp_path / "sweep")} == {3}, "a report must not compare their times"
     stored = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert stored["searches"].keys() == {"wasserstein", "euclidean"}
     pictures = {path.name for path in (tmp_path / "sweep").glob("*.png")}
