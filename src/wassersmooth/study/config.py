@@ -169,8 +169,9 @@ class Study:
     def runs(self, preset: str) -> list[RunConfig]:
         """One configuration for each run, seed by seed, so that an interrupted study has complete comparisons."""
         points = [Regularizer.parse(text) for text in self.regularizers]
-        groups = (self.data, self.model, self.training, self.machine, self.evaluation)
-        return [RunConfig(*groups, regularizer=point, seed=seed, preset=preset) for seed in self.seeds for point in points]
+        return [
+            RunConfig(*groups_of(self), regularizer=point, seed=seed, preset=preset) for seed in self.seeds for point in points
+        ]
 
 
 @dataclass(frozen=True)
@@ -222,8 +223,7 @@ class RunConfig:
             study = with_values(Study(), values, where)
         except StudyError as error:
             raise StudyError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
-        groups = (study.data, study.model, study.training, study.machine, study.evaluation)
-        return cls(*groups, regularizer=point, seed=seed, preset=preset)
+        return cls(*groups_of(study), regularizer=point, seed=seed, preset=preset)
 
 
 USUAL: dict[str, Any] = {"normalize": True, "elastic": 0.0}  # likewise
@@ -252,10 +252,13 @@ FREE_TO_CHANGE = frozenset(
 AnyStudy = TypeVar("AnyStudy", bound=Study)
 
 
+def groups_of(config: Study | RunConfig) -> tuple[Data, Model, Training, Machine, Evaluation]:
+    return config.data, config.model, config.training, config.machine, config.evaluation
+
+
 def flatten(config: Study | RunConfig) -> dict[str, Any]:
     """All fields of all groups, by name."""
-    groups = [getattr(config, name) for name in ("data", "model", "training", "machine", "evaluation")]
-    return {item.name: getattr(group, item.name) for group in groups for item in dataclasses.fields(group)}
+    return {item.name: getattr(group, item.name) for group in groups_of(config) for item in dataclasses.fields(group)}
 
 
 def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnyStudy:

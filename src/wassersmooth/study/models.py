@@ -20,7 +20,7 @@ from wassersmooth.study import own_code
 from wassersmooth.study.config import Model
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.errors import StudyError, did_you_mean
-from wassersmooth.study.hf_models import HF, hf_network, import_package
+from wassersmooth.study.hf_models import HF, hf_model, import_package
 
 WITHOUT_CODE = ("timm:", HF)  # names of models that run no code but that of an installed package
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -232,7 +232,7 @@ def _network(config: Model, channels: int, classes: int) -> nn.Module:
     if config.model.startswith("timm:"):
         return _timm(config.model.removeprefix("timm:"), channels, classes)
     if config.model.startswith(HF):
-        return hf_network(config.model)
+        return hf_model(config.model, trained=False)
     if names_code(config):
         return _from_factory(config.model, channels, classes)
     near = did_you_mean(config.model, ("small", "resnet20", "resnet18"))
