@@ -30,12 +30,6 @@ INTERVALS = (
 )
 
 
-def all_tables(study: StudyRecord) -> list[Table]:
-    """All tables with content, in the order of the page."""
-    makers = (errors_table, flips_table, beyond_table, masking_table, cost_table, provenance_table)
-    return [table for make in makers if (table := make(study)) is not None]
-
-
 def paper_error(stem: str, group: Group, study: StudyRecord) -> float | None:
     """The paper's number, in its own experiment, for the first group of its kind; further ones would repeat it."""
     known = PAPER_ERRORS[stem].get(group.kind)
