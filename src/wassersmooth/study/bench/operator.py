@@ -109,15 +109,14 @@ def operator_rows(
             baseline: Any = (
                 (case, "normals", "forward") if op == "sample" else 2 if (op, direction) == ("quad", "forward") else 3
             )
-            row = {"shape": list(shape), "radius": case.radius, "op": op, "pass": direction}
-            row |= {"neighborhood": case.neighborhood, "weights": case.weights}
-            row |= {"captured": device.type == "cuda" and works[key] not in uncaptured}
+            row = {"op": op, "pass": direction, "captured": device.type == "cuda" and works[key] not in uncaptured}
             row |= {"error": errors[case, op]} if (case, op) in errors and direction == "forward" else {}
-            rows.append(row | {"ms": ms, "copy_ms": times[baseline], "ratio": ms / times[baseline]})
+            row |= {"ms": ms, "copy_ms": times[baseline], "ratio": ms / times[baseline]}
+            rows.append({"shape": list(shape), **case._asdict(), **row})
         for case, failure in failures.items():
-            row = {"shape": list(shape), "radius": case.radius, "op": "all", "pass": "forward", "captured": False}
-            row |= {"neighborhood": case.neighborhood, "weights": case.weights, "failure": failure}
-            rows.append(row | {"ms": 0.0, "copy_ms": 0.0, "ratio": 0.0})
+            row = {"op": "all", "pass": "forward", "captured": False, "failure": failure}
+            row |= dict.fromkeys(("ms", "copy_ms", "ratio"), 0.0)
+            rows.append({"shape": list(shape), **case._asdict(), **row})
     return rows
 
 
