@@ -28,7 +28,7 @@ from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import Run, runs_in
 from wassersmooth.study.search import heatmap, sweep
 from wassersmooth.study.search.selection import SELECTIONS, Measured, choose, read_sweep, select
-from wassersmooth.study.search.shared_grid import SharedGrid
+from wassersmooth.study.search.shared_grid import VARIED, SharedGrid
 from wassersmooth.study.search.sweep import Grid
 
 optuna = pytest.importorskip("optuna")
@@ -306,12 +306,22 @@ def test_two_workers_share_the_points(tmp_path: Path) -> None:
     assert first.next_trial(SILENT) is second.next_trial(SILENT) is None
 
 
+@pytest.mark.parametrize("kind", ["deformation", "advection-noise", "reference-noise", "pgd7"])
+def test_the_strength_of_every_kind_with_one_is_searched(tmp_path: Path, kind: str) -> None:
+    points = Grid(kind, etas=(0.1, 0.2), radii=(1,)).points()
+    grid = SharedGrid(points, "test", str(tmp_path / "sweep.journal"), 300.0, {})
+    done = []
+    while (trial := grid.next_trial(SILENT)) is not None:
+        done.append(finish(grid, trial))
+    assert sorted(done, key=str) == points == [measured.point for measured in grid.measured()]
+
+
 def test_a_point_drawn_twice_stays_with_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = shared(tmp_path), shared(tmp_path)
     held = first.next_trial(SILENT)
     assert held is not None
     twice = first.point_of(held)
-    second.study.enqueue_trial({name: getattr(twice, name) for name in second.space})  # the collision, made certain
+    second.study.enqueue_trial({name: getattr(twice, name) for name in VARIED})  # the collision, made certain
     other = second.next_trial(SILENT)
     assert other is not None
     assert second.point_of(other) != twice
