@@ -143,8 +143,8 @@ def _in_range(kind: type | types.UnionType, what: str, low: float, high: float) 
     expected = f"{what}{_range(low, high)}"
 
     def check(value: Any) -> str:
-        plain = isinstance(value, kind) and not isinstance(value, bool) and abs(value) < math.inf
-        return "" if plain and low <= value <= high else _expected(expected, value)
+        plain = isinstance(value, kind) and not isinstance(value, bool)
+        return "" if plain and low <= value <= high and abs(value) < math.inf else _expected(expected, value)
 
     return check
 
