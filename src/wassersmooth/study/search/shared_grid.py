@@ -137,8 +137,8 @@ class SharedGrid:
             missing = set(self.points) - {m.point for m in self.measured()}
             if not missing:
                 return None
-            if free := [point for point in self.points if point in missing - set(self._running().values())]:
-                drawn = secrets.choice(free)
+            if free := missing - set(self._running().values()):
+                drawn = secrets.choice(list(free))
                 self.study.enqueue_trial({name: getattr(drawn, name) for name in VARIED})
                 trial = self.study.ask()  # what was enqueued first, perhaps by another worker
                 self._beat(trial)
