@@ -179,6 +179,20 @@ def test_the_summary_compares_flips_along_both_axes(tmp_path: Path) -> None:
     assert "Along a vertical translation the label flips 4.00 (none), 4.00 (Euclidean) and 3.00 (Wasserstein) times." in detail
 
 
+def test_settings_that_a_run_does_not_store_have_their_usual_values(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    changes = {
+        "euclidean": {"regularizer": "deformation", "eta": 1.0, "smoothness": 2.0, "elastic": 1.5, "patience_on": "clean"},
+        "wasserstein": {"regularizer": "own", "eta": 1.0, "radius": 0, "factory": "mine:metric"},
+    }
+    for path in folder.glob("*/config.json"):
+        stored = json.loads(path.read_text())
+        path.write_text(json.dumps(stored | changes.get(stored["regularizer"], {})))
+    plain, *others = (group.detail for group in read_study(folder).groups)
+    assert plain == "elastic 0.0"
+    assert others == ["η = 1, smoothness 2, elastic 1.5", "η = 1, mine:metric, elastic 0.0"]
+
+
 def test_where_nothing_differs_the_summary_names_what_was_compared(tmp_path: Path) -> None:
     folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
     for path in folder.glob("*/evaluation.json"):
