@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +28,8 @@ REPETITIONS = 20  # calls in one graph, since one call is too short to be timed
 CHECKED_IMAGES = 4  # on which results are compared with float64
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     """A metric. Motion has its smoothness as radius."""
 
     radius: int
@@ -112,11 +115,11 @@ def operator_rows(
             row = {"op": op, "pass": direction, "captured": device.type == "cuda" and works[key] not in uncaptured}
             row |= {"error": errors[case, op]} if (case, op) in errors and direction == "forward" else {}
             row |= {"ms": ms, "copy_ms": times[baseline], "ratio": ms / times[baseline]}
-            rows.append({"shape": list(shape), **case._asdict(), **row})
+            rows.append({"shape": list(shape), **dataclasses.asdict(case), **row})
         for case, failure in failures.items():
             row = {"op": "all", "pass": "forward", "captured": False, "failure": failure}
             row |= dict.fromkeys(("ms", "copy_ms", "ratio"), 0.0)
-            rows.append({"shape": list(shape), **case._asdict(), **row})
+            rows.append({"shape": list(shape), **dataclasses.asdict(case), **row})
     return rows
 
 
