@@ -38,7 +38,9 @@ except ModuleNotFoundError as error:
     MISSING = _checks.extra(package, "study", "the command line")
 
 PROGRAM = "wassersmooth"
-CLOSED_PIPE = (errno.EINVAL,) if sys.platform == "win32" else ()  # what writing to one is there, beside BrokenPipeError
+# What writing to a closed pipe is, and to other streams that cannot be written.
+CLOSED_PIPE = (errno.EPIPE, errno.ESHUTDOWN, *([errno.EINVAL] if sys.platform == "win32" else []))
+NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
 LONGEST_WORD = 400  # characters that a message repeats of what it was given
 DESCRIPTION = """\
 Train image classifiers with gradient penalties, and measure how robust they are. Start with `wassersmooth reproduce`, the
@@ -76,17 +78,13 @@ def main(arguments: Sequence[str] | None = None, program: Program = WASSERSMOOTH
         finally:
             if sys.stdout is not None:  # None where the caller has closed it
                 sys.stdout.flush()  # also after a manual, which ends in SystemExit: at exit no error can be caught
-    except BrokenPipeError:  # the reader closed the pipe, as `head` does: not an error
-        _discard_output()
-        return 141
     except OSError as error:
-        if error.errno in CLOSED_PIPE and error.filename is None:
-            _discard_output()
-            return 141
-        # a failed write to an open stream has one of these numbers, and no file name
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF) or error.filename is not None:
+        # A failed write to an open stream has one of these numbers, and no file name.
+        if error.filename is not None or error.errno not in (*CLOSED_PIPE, *NOT_WRITABLE):
             raise
         _discard_output()
+        if error.errno in CLOSED_PIPE:  # by its reader, as `head` does: not an error
+            return 141
         return _print_error(
             f"the output cannot be written ({error.strerror}); free some space, or send it elsewhere", 1, program
         )

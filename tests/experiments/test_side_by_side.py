@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,8 +16,9 @@ import wassersmooth as ws
 from experiments.side_by_side import Attempts, fast_steps_alone, full_precision, lock_of, train
 from tests.study.small_studies import SILENT, tiny_run
 from wassersmooth.learning.compiled import prepared_step
+from wassersmooth.learning.compiled.fast_gradients import FastGradients
 from wassersmooth.learning.compiled.prepared_step import Options, PreparedStep
-from wassersmooth.study.acceleration import NotPreparedError, StepWithFallback
+from wassersmooth.study.acceleration import EagerStep, FastStep
 from wassersmooth.study.config import Machine
 from wassersmooth.study.errors import DivergedError
 from wassersmooth.study.runs import locked
@@ -24,20 +26,22 @@ from wassersmooth.study.runs import locked
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def not_prepared(*batch: Any) -> NoReturn:
-    raise NotPreparedError("no rule")
+def test_a_step_that_falls_back_to_the_eager_one_is_an_error_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> NoReturn:
+        raise RuntimeError("no rule")
 
-
-def eager(*batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(()), torch.zeros(())
-
-
-def test_a_step_that_falls_back_to_the_eager_one_is_an_error_on_cuda() -> None:
+    monkeypatch.setattr(FastGradients, "_prepare", fail)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    optimizer, noise = torch.optim.SGD(model.parameters(), 0.1), torch.Generator()
     images, labels = torch.rand(2, 1, 4, 4), torch.zeros(2, dtype=torch.long)
+
+    def step() -> FastStep:
+        return FastStep(EagerStep(model, ws.Plain(), optimizer, noise, nullcontext()), compile=False, cuda_graph=False)
+
     with fast_steps_alone(CUDA), pytest.raises(UserWarning, match="no rule"):
-        StepWithFallback(not_prepared, eager)(images, labels, 1.0)
+        step()(images, labels, 1.0)
     with fast_steps_alone(CPU), pytest.warns(UserWarning, match="no rule"):
-        StepWithFallback(not_prepared, eager)(images, labels, 1.0)
+        step()(images, labels, 1.0)
 
 
 def test_a_step_that_is_not_compiled_is_an_error_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

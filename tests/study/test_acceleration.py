@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -23,8 +23,6 @@ from wassersmooth.study import acceleration, checkpoints, experiment
 from wassersmooth.study.acceleration import (
     EagerStep,
     FastStep,
-    NotPreparedError,
-    StepWithFallback,
     apply_settings,
     describe,
     fast_options,
@@ -39,66 +37,63 @@ from wassersmooth.study.training import TrainingState
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
-def test_a_step_that_fails_falls_back_permanently_and_says_why() -> None:
-    calls = []
-
-    def fast(images: torch.Tensor, labels: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-        calls.append("fast")
-        raise NotPreparedError("no kernel for this")
-
-    def eager(images: torch.Tensor, labels: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-        calls.append("eager")
-        return images.sum(), images.sum()
-
-    step = StepWithFallback(fast, eager)
-    with pytest.warns(UserWarning, match="continues with the eager step, not the fast one: no kernel for this$"):
-        step(torch.zeros(1), torch.zeros(1), 1.0)
-    step(torch.zeros(1), torch.zeros(1), 1.0)
-    assert calls == ["fast", "eager", "eager"]
-
-
-def test_errors_about_the_data_do_not_fall_back() -> None:
-    def fast(images: torch.Tensor, labels: torch.Tensor, weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-        raise ValueError("the loss must be finite")
-
-    with pytest.raises(ValueError, match="finite"):
-        StepWithFallback(fast, fast)(torch.zeros(1), torch.zeros(1), 1.0)
-
-
 def small_eager_step(objective: Objective) -> EagerStep:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Softplus(), nn.Flatten(), nn.Linear(144, 3)).double()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     return EagerStep(model, objective, optimizer, torch.Generator().manual_seed(0), nullcontext())
 
 
-def test_only_a_step_that_cannot_be_prepared_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse(*_: object, **__: object) -> None:
+    raise RuntimeError("no kernel for this\nand a long story")
+
+
+def differ(*_: object, **__: object) -> None:
+    raise DifferentGradientsError("no kernel for this")
+
+
+@pytest.mark.parametrize("fail", [refuse, differ])
+def test_a_step_that_cannot_be_prepared_falls_back_permanently_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, fail: Callable[..., None]
+) -> None:
     images, labels = torch.rand(6, 1, 8, 8, dtype=torch.float64), torch.arange(6) % 3
+    calls = []
 
-    def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError("no kernel for this\nand a long story")
+    def prepare(*_: object, **__: object) -> None:
+        calls.append("fast")
+        fail()
 
-    def differ(*_: object, **__: object) -> None:
-        raise DifferentGradientsError("no kernel for this")
+    def count(*_: object) -> None:
+        calls.append("eager")
 
-    for prepare in (refuse, differ):
-        eager = small_eager_step(Plain())
-        step = StepWithFallback(FastStep(eager, compile=False, cuda_graph=False), eager)
-        with monkeypatch.context() as patched:
-            patched.setattr(fast_gradients.FastGradients, "_prepare", prepare)
-            with pytest.warns(UserWarning, match="continues with the eager step, not the fast one: no kernel for this$"):
-                step(images, labels, 1.0)
-        assert step.fast is None
-    for broken in ("optimizer", "gradients"):
-        eager = small_eager_step(Plain())
-        fast = FastStep(eager, compile=False, cuda_graph=False)
-        step = StepWithFallback(fast, eager)
+    eager = small_eager_step(Plain())
+    eager.optimizer.register_step_post_hook(count)
+    step = FastStep(eager, compile=False, cuda_graph=False)
+    monkeypatch.setattr(fast_gradients.FastGradients, "_prepare", prepare)
+    with pytest.warns(UserWarning, match="continues with the eager step, not the fast one: no kernel for this$"):
         step(images, labels, 1.0)
-        monkeypatch.setattr(
-            *((eager.optimizer, "step") if broken == "optimizer" else (fast.gradients, "_prepared_step")), refuse
-        )
-        with pytest.raises(RuntimeError, match="no kernel"):
-            step(images, labels, 1.0)
-        assert step.fast is fast, "its failure has another reason"
+    step(images, labels, 1.0)
+    assert calls == ["fast", "eager", "eager"]
+    assert step.gradients is None
+
+
+def test_errors_about_the_data_do_not_fall_back() -> None:
+    step = FastStep(small_eager_step(Plain()), compile=False, cuda_graph=False)
+    with pytest.raises(ValueError, match="finite"):
+        step(torch.full((6, 1, 8, 8), torch.nan, dtype=torch.float64), torch.arange(6) % 3, 1.0)
+    assert step.gradients is not None
+
+
+@pytest.mark.parametrize("broken", ["optimizer", "gradients"])
+def test_a_step_that_fails_once_it_is_prepared_does_not_fall_back(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    images, labels = torch.rand(6, 1, 8, 8, dtype=torch.float64), torch.arange(6) % 3
+    eager = small_eager_step(Plain())
+    step = FastStep(eager, compile=False, cuda_graph=False)
+    step(images, labels, 1.0)
+    gradients = step.gradients
+    monkeypatch.setattr(*((eager.optimizer, "step") if broken == "optimizer" else (gradients, "_prepared_step")), refuse)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        step(images, labels, 1.0)
+    assert step.gradients is gradients, "its failure has another reason"
 
 
 @pytest.mark.parametrize("attack", ["l2-adversarial", "pgd7"])
@@ -129,7 +124,7 @@ def test_several_processes_take_the_fast_step(monkeypatch: pytest.MonkeyPatch) -
             eager.model = DistributedDataParallel(eager.model)
             given = (eager.model, eager.objective, eager.optimizer, eager.noise, Machine(compile=fast), torch.device("cpu"))
             step = training_step(*given)
-            assert isinstance(step, StepWithFallback) == fast
+            assert isinstance(step, FastStep) == fast
             for weight in (1.0, 1.0, 1.2, 1.0):  # a batch that cannot be divided has a weight
                 step(torch.rand(6, 1, 8, 8, dtype=torch.float64), torch.arange(6) % 3, weight)
             ends.append(torch.cat([tensor.detach().flatten().double() for tensor in eager.model.state_dict().values()]))

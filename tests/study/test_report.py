@@ -15,10 +15,10 @@ from tests.study.small_studies import CPU, SILENT, tiny_study
 from wassersmooth import cli
 from wassersmooth.study import experiment
 from wassersmooth.study.report import pictures
-from wassersmooth.study.report.answers import answers
 from wassersmooth.study.report.data import StudyRecord
+from wassersmooth.study.report.page import write_report
 from wassersmooth.study.report.reading import LOST, read_study
-from wassersmooth.study.report.writing import write_report
+from wassersmooth.study.report.summary import answers
 from wassersmooth.study.tables import short_commit
 
 VOID = {"meta", "img", "br", "line", "circle", "rect", "path", "use", "link"}

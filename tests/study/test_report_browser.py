@@ -22,7 +22,7 @@ from tests.study.fake_runs import digit_like_images, fake_study, random_classifi
 from wassersmooth.robustness.attacks import FGSM
 from wassersmooth.robustness.evaluation import evaluate
 from wassersmooth.robustness.findings import Finding
-from wassersmooth.study.report.writing import write_report
+from wassersmooth.study.report.page import write_report
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (

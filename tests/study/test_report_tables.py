@@ -10,11 +10,11 @@ from tests.study.fake_runs import PAPERS, fake_study
 from wassersmooth.robustness.report import LEARNED_NOTHING
 from wassersmooth.study.estimates import Estimate
 from wassersmooth.study.measures import full_title
-from wassersmooth.study.report.page import templates
+from wassersmooth.study.report import tables
+from wassersmooth.study.report.page import sections_of, templates, write_report
 from wassersmooth.study.report.reading import read_study
 from wassersmooth.study.report.summary import mismatch_warning, subtitle, summary
 from wassersmooth.study.report.tables import (
-    all_tables,
     beyond_table,
     cost_table,
     errors_table,
@@ -179,6 +179,20 @@ def test_the_summary_compares_flips_along_both_axes(tmp_path: Path) -> None:
     assert "Along a vertical translation the label flips 4.00 (none), 4.00 (Euclidean) and 3.00 (Wasserstein) times." in detail
 
 
+def test_settings_that_a_run_does_not_store_have_their_usual_values(tmp_path: Path) -> None:
+    folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
+    changes = {
+        "euclidean": {"regularizer": "deformation", "eta": 1.0, "smoothness": 2.0, "elastic": 1.5, "patience_on": "clean"},
+        "wasserstein": {"regularizer": "own", "eta": 1.0, "radius": 0, "factory": "mine:metric"},
+    }
+    for path in folder.glob("*/config.json"):
+        stored = json.loads(path.read_text())
+        path.write_text(json.dumps(stored | changes.get(stored["regularizer"], {})))
+    plain, *others = (group.detail for group in read_study(folder).groups)
+    assert plain == "elastic 0.0"
+    assert others == ["η = 1, smoothness 2, elastic 1.5", "η = 1, mine:metric, elastic 0.0"]
+
+
 def test_where_nothing_differs_the_summary_names_what_was_compared(tmp_path: Path) -> None:
     folder = fake_study(tmp_path / "s", seeds=1, pictures=False)
     for path in folder.glob("*/evaluation.json"):
@@ -292,7 +306,9 @@ def test_the_summary_counts_masked_runs(tmp_path: Path) -> None:
 
 
 def test_markdown_and_latex_have_the_same_numbers_in_columns_of_equal_length(tmp_path: Path) -> None:
-    for table in all_tables(read_study(fake_study(tmp_path / "s", seeds=2, pictures=False))):
+    sections, absent = sections_of(read_study(fake_study(tmp_path / "s", seeds=2, pictures=False)))
+    assert not absent
+    for table in (part for section in sections for part in section.parts if isinstance(part, Table)):
         lines = [line for line in table.to_markdown().splitlines() if line.startswith("|")]
         assert len({line.replace("\\|", "").count("|") for line in lines}) == 1, table.name
         body = [line for line in table.to_latex().splitlines() if line.endswith("\\\\") and "multicolumn" not in line]
@@ -302,6 +318,17 @@ def test_markdown_and_latex_have_the_same_numbers_in_columns_of_equal_length(tmp
         for row in table.rows:
             for cell in row.cells:
                 assert cell.value.replace("_", "\\_").replace("*", "\\*") in table.to_markdown()
+
+
+def test_a_table_that_cannot_be_made_costs_no_other_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fake_study(tmp_path / "s", pictures=False)
+    monkeypatch.setattr(tables, "_reach", lambda study: {}["reach"])
+    assert "Translations: a part could not be made from what the runs hold" in write_report(folder).read_text()
+    for name in ("tables.md", "tables.tex"):
+        text = (folder / name).read_text()
+        assert "Clean and adversarial error" in text
+        assert "Label flips" not in text
+        assert text.index("Clean and adversarial") < text.index("Further measures") < text.index("Provenance")
 
 
 def test_text_cannot_break_out_of_a_table() -> None:

@@ -19,7 +19,7 @@ from torch import nn
 
 from tests.study.small_studies import CPU, SILENT, tiny_study
 from wassersmooth import cli
-from wassersmooth.study import data, presets
+from wassersmooth.study import data, figures, presets
 from wassersmooth.study.config import Study
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
@@ -28,7 +28,7 @@ from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import Run, runs_in
 from wassersmooth.study.search import heatmap, sweep
 from wassersmooth.study.search.selection import SELECTIONS, Measured, choose, read_sweep, select
-from wassersmooth.study.search.shared_grid import SharedGrid
+from wassersmooth.study.search.shared_grid import VARIED, SharedGrid
 from wassersmooth.study.search.sweep import Grid
 
 optuna = pytest.importorskip("optuna")
@@ -139,6 +139,7 @@ def test_both_selections_of_both_kinds_are_stored_beside_the_unregularized_netwo
     study = tiny_study(tmp_path, epochs=2, parallel=3)
     run_sweep(study, tmp_path / "sweep", dataclasses.replace(GRID, radii=(1,)))
     run_sweep(study, tmp_path / "sweep", Grid("euclidean", etas=(0.1, 0.2)))
+    assert {run.config.machine.parallel for run in runs_in(tmp_path / "sweep")} == {3}, "a report must not compare their times"
     stored = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert stored["searches"].keys() == {"wasserstein", "euclidean"}
     pictures = {path.name for path in (tmp_path / "sweep").glob("*.png")}
@@ -179,7 +180,8 @@ def test_sweeps_of_several_kinds_that_end_at_the_same_time_lose_nothing(
         time.sleep(0.3)  # long enough for the other process to read the same
         return found
 
-    monkeypatch.setattr(heatmap, "draw", lambda *rest: "not drawn")
+    monkeypatch.setattr(heatmap, "draw", lambda *rest: None)
+    monkeypatch.setattr(figures, "to_png", lambda *rest: b"not drawn")
     conclude("euclidean")
     monkeypatch.setattr(sweep, "read_sweep", read_slowly)
     with ThreadPoolExecutor(2) as threads:
@@ -247,7 +249,7 @@ def test_the_heat_map_has_room_for_its_title_and_a_radius_where_there_is_one(
 
     points = [Regularizer(kind, 0.1, radius, mass) for radius in radii for mass in masses]
     measured = [Measured(point, 1.0, 2.0 + number) for number, point in enumerate(points)]
-    figure = heatmap.picture(measured, measured[0])
+    figure = heatmap.draw(measured, measured[0])
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     (title,) = [text for text in figure.texts if text.get_text().startswith(kind)]
@@ -304,12 +306,22 @@ def test_two_workers_share_the_points(tmp_path: Path) -> None:
     assert first.next_trial(SILENT) is second.next_trial(SILENT) is None
 
 
+@pytest.mark.parametrize("kind", ["deformation", "advection-noise", "reference-noise", "pgd7"])
+def test_the_strength_of_every_kind_with_one_is_searched(tmp_path: Path, kind: str) -> None:
+    points = Grid(kind, etas=(0.1, 0.2), radii=(1,)).points()
+    grid = SharedGrid(points, "test", str(tmp_path / "sweep.journal"), 300.0, {})
+    done = []
+    while (trial := grid.next_trial(SILENT)) is not None:
+        done.append(finish(grid, trial))
+    assert sorted(done, key=str) == points == [measured.point for measured in grid.measured()]
+
+
 def test_a_point_drawn_twice_stays_with_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = shared(tmp_path), shared(tmp_path)
     held = first.next_trial(SILENT)
     assert held is not None
     twice = first.point_of(held)
-    second.study.enqueue_trial({name: getattr(twice, name) for name in second.space})  # the collision, made certain
+    second.study.enqueue_trial({name: getattr(twice, name) for name in VARIED})  # the collision, made certain
     other = second.next_trial(SILENT)
     assert other is not None
     assert second.point_of(other) != twice

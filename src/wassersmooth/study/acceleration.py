@@ -48,7 +48,7 @@ def training_step(
     if not (compile or cuda_graph):
         return eager
     try:
-        return StepWithFallback(FastStep(eager, compile, cuda_graph), eager)
+        return FastStep(eager, compile, cuda_graph)
     except ValueError as error:  # the objective has no fast step
         warnings.warn(f"training uses the eager step, not the fast one: {error}", stacklevel=2)
         return eager
@@ -90,55 +90,35 @@ class EagerStep:
         return weight * terms.loss.detach(), weight * terms.penalty.detach()
 
 
-class NotPreparedError(RuntimeError):
-    """The fast gradients could not be traced, compiled or captured. No parameter has changed yet."""
-
-
 class FastStep:
     """Compute the gradients with :class:`wassersmooth.FastGradients`, then update the parameters.
 
-    A batch that cannot be divided among the processes has a weight in all of them, so all of them take the eager step.
+    A batch that cannot be divided among the processes has a weight in all of them, so all of them take the eager step. If the
+    gradients cannot be traced, compiled or captured, the eager step takes over for the rest of the training, from the same
+    batch on, with a warning that says why. A failure after that has another cause, which the eager step would hide.
     """
 
     def __init__(self, eager: EagerStep, compile: bool, cuda_graph: bool) -> None:
         self.eager = eager
-        self.gradients = FastGradients(eager.objective, eager.model, compile, cuda_graph)
+        self.gradients: FastGradients | None = FastGradients(eager.objective, eager.model, compile, cuda_graph)
 
     def __call__(self, images: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        if weight != 1:
+        if self.gradients is None or weight != 1:
             return self.eager(images, labels, weight)
         try:
             with self.eager.autocast:
                 terms = self.gradients(images, labels, self.eager.noise)
         except Exception as error:
-            if isinstance(error, ValueError) and not isinstance(error, DifferentGradientsError):
-                raise  # about the data or a loss that is not finite: the eager step would say the same
-            if not self.gradients.prepared:
-                raise NotPreparedError(_checks.first_line(error, 300)) from error
-            raise
+            # About the data or a loss that is not finite: the eager step would say the same.
+            refused = isinstance(error, ValueError) and not isinstance(error, DifferentGradientsError)
+            if refused or self.gradients.prepared:
+                raise
+            reason = _checks.first_line(error, 300)
+            warnings.warn(f"training continues with the eager step, not the fast one: {reason}", stacklevel=2)
+            self.gradients = None
+            return self.eager(images, labels, weight)
         self.eager.optimizer.step()
         return terms.loss, terms.penalty
-
-
-class StepWithFallback:
-    """The fast step; if it cannot be prepared, the eager step for the rest of the training, with a warning that says why.
-
-    The same batch is used again. A fast step that fails later has another cause, which the eager step would hide.
-    """
-
-    def __init__(self, fast: TrainingStep, eager: TrainingStep) -> None:
-        self.fast: TrainingStep | None = fast
-        self.eager = eager
-
-    def __call__(self, images: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        if self.fast is None:
-            return self.eager(images, labels, weight)
-        try:
-            return self.fast(images, labels, weight)
-        except NotPreparedError as reason:
-            warnings.warn(f"training continues with the eager step, not the fast one: {reason}", stacklevel=2)
-            self.fast = None
-            return self.eager(images, labels, weight)
 
 
 def interleave(trainings: Sequence[Iterator[None]], device: torch.device, parallel: int) -> None:

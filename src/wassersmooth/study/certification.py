@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,25 +115,30 @@ def _certify_run(
     batch_size: int,
     precision: str,
 ) -> None:
-    device = part.images.device
+    device, size = part.images.device, (part.images.shape[-2], part.images.shape[-1])
     subject = {"model_sha256": provenance.file_sha256(run.folder / "model.safetensors")}
     subject |= {"test_sha256": provenance.tensor_sha256(part.images), "precision": precision}
-    found, drawn, group = [], [], ROWS.get(device.type, ROWS["cuda"])
+    found, drawn, group = [], [], ROWS[device.type]
     for smoothing in smoothings:
         named = subject | dataclasses.asdict(smoothing)
-        rows = CertifiedRows(run.folder / CERTIFIED, named)
+        rows, metric = CertifiedRows(run.folder / CERTIFIED, named), smoothing.metric(size)
+        counts = (smoothing.samples, smoothing.select, smoothing.alpha)
         task = console.task(f"certifying {run.name}, sigma {smoothing.sigma:g}", len(part), len(rows.known))
         for start in range(len(rows.known), len(part), group):
             # One seed for each group of images, so that a certification that continues draws what it would have drawn.
             seed = zlib.crc32(f"{SEED} {smoothing.sigma!r} {smoothing.radius} {start}".encode())
             images = part.images[start : start + group]
             try:
-                certified = _certified(model, images, smoothing, batch_size, seed)
+                generator = torch.Generator().manual_seed(seed)
+                certified = certify(model, images, metric, smoothing.sigma, *counts, batch_size, generator)
             except ValueError as error:  # the library's messages are one line with a remedy already
                 raise RunStoppedError(f"{run.folder}: {error}") from error
             rows.add(certified)
             task.update(len(rows.known), f"{sum(row['class'] >= 0 for row in rows.known)} with a certain class")
-        whole = _assembled(rows.known, part, smoothing)
+        columns = (torch.tensor([row[name] for row in rows.known], device=device) for name in ("class", "radius", "lower"))
+        classes, radii, lower = columns
+        about = (metric, smoothing.sigma, *counts, part.images.double().sum((2, 3)), math.prod(size))
+        whole = Certificates(classes, radii.double(), lower.double(), *about)
         drawn.append(whole)
         found.append(_record(whole, part.labels, smoothing))
         accuracy = whole.accuracy(part.labels, 0.0).percent
@@ -146,42 +152,15 @@ def _certify_run(
     console.line(f"page: {run.folder / 'certificates.md'}")
 
 
-def _certified(model: nn.Module, images: Tensor, smoothing: Smoothing, batch_size: int, seed: int) -> Certificates:
-    height, width = images.shape[-2:]
-    generator = torch.Generator().manual_seed(seed)
-    counts = (smoothing.samples, smoothing.select, smoothing.alpha)
-    return certify(model, images, smoothing.metric((height, width)), smoothing.sigma, *counts, batch_size, generator)
-
-
-def _assembled(rows: Sequence[Mapping[str, Any]], part: Part, smoothing: Smoothing) -> Certificates:
-    """All rows of a smoothing as one value."""
-    device = part.images.device
-    height, width = part.images.shape[-2:]
-    values = {name: torch.tensor([row[name] for row in rows], device=device) for name in ("class", "lower", "radius")}
-    return Certificates(
-        classes=values["class"],
-        radii=values["radius"].double(),
-        lower=values["lower"].double(),
-        metric=smoothing.metric((height, width)),
-        sigma=smoothing.sigma,
-        samples=smoothing.samples,
-        select=smoothing.select,
-        alpha=smoothing.alpha,
-        masses=part.images.double().sum((2, 3)),
-        pixels_per_channel=height * width,
-    )
-
-
 def _record(found: Certificates, labels: Tensor, smoothing: Smoothing) -> dict[str, Any]:
     """What certificates.json holds of a smoothing."""
-    radii = {unit: found.in_unit(unit).tolist() for unit in units_of(found.metric)}
     return {
         **dataclasses.asdict(smoothing),
         "metric": repr(found.metric),
         "labels": labels.tolist(),
         "classes": found.classes.tolist(),
         "lower": found.lower.tolist(),
-        "radii": radii,
+        "radii": {unit: found.in_unit(unit).tolist() for unit in units_of(found.metric)},
         "geodesic_free": found.geodesic(free=True).tolist(),
     }
 

@@ -31,7 +31,7 @@ from wassersmooth.study.distributed import world
 from wassersmooth.study.errors import DivergedError, StudyError, did_you_mean
 from wassersmooth.study.published_models import as_run
 from wassersmooth.study.regularizers import LARGEST_RADIUS, Regularizer
-from wassersmooth.study.report.writing import write_report
+from wassersmooth.study.report.page import write_report
 from wassersmooth.study.runs import EVALUATIONS, Run, runs_in
 from wassersmooth.study.search.sweep import Grid, sweep
 

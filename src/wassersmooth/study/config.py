@@ -169,8 +169,9 @@ class Study:
     def runs(self, preset: str) -> list[RunConfig]:
         """One configuration for each run, seed by seed, so that an interrupted study has complete comparisons."""
         points = [Regularizer.parse(text) for text in self.regularizers]
-        groups = (self.data, self.model, self.training, self.machine, self.evaluation)
-        return [RunConfig(*groups, regularizer=point, seed=seed, preset=preset) for seed in self.seeds for point in points]
+        return [
+            RunConfig(*groups_of(self), regularizer=point, seed=seed, preset=preset) for seed in self.seeds for point in points
+        ]
 
 
 @dataclass(frozen=True)
@@ -193,15 +194,10 @@ class RunConfig:
 
     def to_flat(self) -> dict[str, Any]:
         """The contents of ``config.json``."""
-        point = {"regularizer": self.regularizer.kind, "eta": self.regularizer.eta}
-        point |= {"radius": self.regularizer.radius, "mass": self.regularizer.mass}
-        later = {name: getattr(self.regularizer, name) for name in LATER}
-        point |= {name: value for name, value in later.items() if value}  # runs of earlier versions have no such entries
-        flat = {"preset": self.preset, **point, "seed": self.seed, **flatten(self)}
-        for name, usual in USUAL.items():  # runs of earlier versions have no such entries
-            if flat[name] == usual:
-                del flat[name]
-        return {key: _plain(value) for key, value in flat.items()}
+        point = {name: getattr(self.regularizer, name) for name in ("eta", "radius", "mass", *LATER)}
+        flat = {"preset": self.preset, "regularizer": self.regularizer.kind, **point, "seed": self.seed, **flatten(self)}
+        added = USUAL | LATER
+        return {key: _plain(value) for key, value in flat.items() if key not in added or value != added[key]}
 
     @classmethod
     def from_flat(cls, stored: Mapping[str, Any], where: str) -> RunConfig:
@@ -222,13 +218,13 @@ class RunConfig:
             study = with_values(Study(), values, where)
         except StudyError as error:
             raise StudyError(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
-        groups = (study.data, study.model, study.training, study.machine, study.evaluation)
-        return cls(*groups, regularizer=point, seed=seed, preset=preset)
+        return cls(*groups_of(study), regularizer=point, seed=seed, preset=preset)
 
 
-USUAL: dict[str, Any] = {"normalize": True, "elastic": 0.0}  # likewise
+# Fields of the groups and of a regularizer that runs of earlier versions do not have: stored only where they are not this.
+USUAL: dict[str, Any] = {"normalize": True, "elastic": 0.0}
 USUAL |= {"label_smoothing": 0.0, "average_weights": 0.0, "freeze_norm_after": None}
-LATER: dict[str, Any] = {"epsilon": 0.0, "smoothness": 0.0, "factory": ""}  # entries only where they are not this
+LATER: dict[str, Any] = {"epsilon": 0.0, "smoothness": 0.0, "factory": ""}
 # What config.json has beside the fields of the groups.
 OF_A_RUN = object_with(
     {
@@ -252,14 +248,21 @@ FREE_TO_CHANGE = frozenset(
 AnyStudy = TypeVar("AnyStudy", bound=Study)
 
 
+def groups_of(config: Study | RunConfig) -> tuple[Data, Model, Training, Machine, Evaluation]:
+    return config.data, config.model, config.training, config.machine, config.evaluation
+
+
 def flatten(config: Study | RunConfig) -> dict[str, Any]:
     """All fields of all groups, by name."""
-    groups = [getattr(config, name) for name in ("data", "model", "training", "machine", "evaluation")]
-    return {item.name: getattr(group, item.name) for group in groups for item in dataclasses.fields(group)}
+    return {item.name: getattr(group, item.name) for group in groups_of(config) for item in dataclasses.fields(group)}
 
 
 def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnyStudy:
     """The study with some fields replaced; errors about unknown names and wrong types name ``where``."""
+
+    def changed(group: Any, found: Mapping[str, Any]) -> Any:
+        return dataclasses.replace(group, **{key: _converted(type(group), key, value, where) for key, value in found.items()})
+
     replaced: dict[str, Any] = {}
     left = dict(values)
     searched = left.pop("sweep", {})  # the TOML table of the grid, which only a sweep has
@@ -270,9 +273,7 @@ def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnySt
     if (grid := getattr(study, "grid", None)) is not None:
         if unknown := sorted(set(searched) - {item.name for item in dataclasses.fields(grid)}):
             raise StudyError(f"{where}: unknown {', '.join(map(repr, unknown))} in [sweep]; known are the flags of a grid")
-        replaced["grid"] = dataclasses.replace(
-            grid, **{key: _converted(type(grid), key, value, where) for key, value in searched.items()}
-        )
+        replaced["grid"] = changed(grid, searched)
     for item in dataclasses.fields(Study):
         group = getattr(study, item.name)
         if not dataclasses.is_dataclass(group):
@@ -280,8 +281,7 @@ def with_values(study: AnyStudy, values: Mapping[str, Any], where: str) -> AnySt
                 replaced[item.name] = _converted(Study, item.name, left.pop(item.name), where)
             continue
         known = {inner.name for inner in dataclasses.fields(group)}
-        found = {key: _converted(type(group), key, left.pop(key), where) for key in known & left.keys()}
-        replaced[item.name] = dataclasses.replace(group, **found)  # type: ignore[type-var]
+        replaced[item.name] = changed(group, {key: left.pop(key) for key in known & left.keys()})
     if left:
         known_names = sorted([*flatten(study), "regularizers", "seeds"])
         remedy = did_you_mean(min(left), known_names) or "correct it"

@@ -264,8 +264,10 @@ def _cifar(config: Data) -> tuple[Records, Records, int]:
         label_bytes, label_key = (1, "labels") if ten else (2, "fine_labels")
         read = formats.read_cifar_binary(path, label_bytes) if binary else formats.read_cifar_python(path, label_key)
         parts[path.name] = checked(read, classes, str(path))
-    if ten:
-        formats.joined_batches(parts)  # checks that the test batch has the size of the others
+    sizes = {name: len(records) for name, records in parts.items()}
+    if ten and len(set(sizes.values())) > 1:  # a file was truncated between two records
+        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise StudyError(f"the batches should have the same number of records; got {listed}; fetch the shorter ones again")
     train, test = joined(list(parts.values())[:-1]), list(parts.values())[-1]
     if len(train) != 5 * len(test):
         raise StudyError(

@@ -22,7 +22,7 @@ from numpy.lib import format as npy_format
 
 from wassersmooth import _checks
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.records import Array, Records, checked, joined
+from wassersmooth.study.records import Array, Records, checked
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".pgm", ".ppm"}
 BROKEN_IMAGE = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error)  # raised by Pillow while decoding
@@ -210,15 +210,6 @@ def _eight_bits(opened: Any) -> Any:
 
 def class_folders(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def joined_batches(batches: dict[str, Records]) -> Records:
-    """All batches as one; different sizes mean that a file was truncated between two records."""
-    sizes = {name: len(records) for name, records in batches.items()}
-    if len(set(sizes.values())) != 1:
-        listed = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise StudyError(f"the batches should have the same number of records; got {listed}; fetch the shorter ones again")
-    return joined(list(batches.values()))
 
 
 def _class_count(labels: dict[str, Array], path: Path) -> int:

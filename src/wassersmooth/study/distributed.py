@@ -62,17 +62,10 @@ class World:
 
     def broadcast_bytes(self, content: bytes | None) -> bytes | None:
         """The bytes of rank 0, the only process that needs to see the disk."""
-        if self.size == 1:
-            return content
-        length = torch.tensor([-1 if content is None else len(content)], device=self.device)
-        dist.broadcast(length, 0)
-        if length.item() < 0:
-            return None
-        buffer = torch.zeros(int(length.item()), dtype=torch.uint8, device=self.device)
-        if content is not None:
-            buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-        dist.broadcast(buffer, 0)
-        return buffer.cpu().numpy().tobytes()
+        contents = [content]
+        if self.size > 1:
+            dist.broadcast_object_list(contents, 0, device=self.device)
+        return contents[0]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,8 +47,6 @@ from wassersmooth.study.training import training
 RECORD = "study.json"  # in the study's folder: the times of training and evaluation, over all processes and sessions
 PAUSE = 0.5  # seconds between two attempts to get a run that another process is evaluating
 EVALUATION_SEED = 0  # one for all runs, so that they have the same images and the same random starts
-
-LoadKey = tuple[Data, int | None, bool]  # the arguments of data.load
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,14 @@ def measure(
     """
     where = choose_device(device)
     acceleration.apply_settings(Machine(precision="float32"))  # attacks need small gradients, which lower precision rounds away
-    loaded: dict[LoadKey, Dataset | StudyError] = {}
+
+    @functools.cache
+    def loaded(source: Data, count: int | None, elsewhere: bool) -> Dataset | StudyError:
+        try:
+            return data.load(source, count, elsewhere)
+        except StudyError as error:  # kept too: the next run would only wait for the same download
+            return error
+
     failed: dict[Path, StudyError] = {}
     with console.bars():
         for run in _claimed_in_turn(runs, console):
@@ -114,11 +120,12 @@ def measure(
             with record_time(record, "evaluation_seconds", console.line) if record.exists() else nullcontext():
                 source = run.config.data if data_dir is None else dataclasses.replace(run.config.data, data_dir=data_dir)
                 count = test_images or run.config.evaluation.test_images
-                key = (source, count if split == "test" else None, external_models.trained_elsewhere(run))
                 hard = autoattack_images or run.config.evaluation.autoattack_images
                 options = (suite or run.config.evaluation.suite, hard, where, console, pictures, split, remeasure)
                 try:
-                    images = _loaded(run, key, loaded)
+                    images = loaded(source, count if split == "test" else None, external_models.trained_elsewhere(run))
+                    if isinstance(images, StudyError):  # named after the run, since others may have other data
+                        raise type(images)(f"{run.folder}: {images}")
                     part = images.test if split == "test" else _held_out(images, count, run)
                     _measure_one(run, run.load_model(images), part, images.class_names, *options)
                 except StudyError as error:
@@ -201,19 +208,6 @@ def _claimed_in_turn(runs: Sequence[Run], console: Console) -> Iterator[Run]:
             announced = True
             time.sleep(PAUSE)
         waiting = busy
-
-
-def _loaded(run: Run, key: LoadKey, known: dict[LoadKey, Dataset | StudyError]) -> Dataset:
-    """The run's data set, loaded once; an error names the run, since other runs may have other data."""
-    if key not in known:
-        try:
-            known[key] = data.load(*key)
-        except StudyError as error:
-            known[key] = error
-    found = known[key]
-    if isinstance(found, StudyError):
-        raise type(found)(f"{run.folder}: {found}")
-    return found
 
 
 def _held_out(loaded: Dataset, count: int | None, run: Run) -> Part:

@@ -24,7 +24,7 @@ from wassersmooth.study.config import Data, Evaluation, Machine, Model, RunConfi
 from wassersmooth.study.console import Console
 from wassersmooth.study.data_formats import refuse_bomb
 from wassersmooth.study.errors import StudyError
-from wassersmooth.study.hf_models import HF, hf_class_names, hf_folder, hf_normalization, hf_trained
+from wassersmooth.study.hf_models import HF, hf_class_names, hf_folder, hf_model, hf_normalization
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import Run, facts_of
 
@@ -82,13 +82,16 @@ def as_run(name: str, weights: Path | None, images: Data, folder: Path, console:
         console.line(line)
     bare = Model(stored_name, normalize=False)
     models.require_fitting(bare, loaded, to_train=False)
-    model = (hf_trained(stored_name) if hf else models.build_for(bare, loaded, seed=0)).eval()
+    model = (hf_model(stored_name, trained=True) if hf else models.build_for(bare, loaded, seed=0)).eval()
     if weights is not None:
         _load(model, weights, name, loaded)
     found = _normalization_of(model, name, normalization, loaded.channels, console)
     _warn_about_other_classes(model, name, loaded, console)
     if found is not None:
-        model = _normalized(model, found).eval()
+        try:
+            model = Normalized(model, found.mean, found.std).eval()
+        except ValueError as error:
+            raise StudyError(f"--mean and --std: {error}") from None
     config = RunConfig(
         data=images,
         model=dataclasses.replace(bare, normalize=found is not None),
@@ -131,9 +134,8 @@ def _normalization_of(
         found = hf_normalization(name)
         source = "preprocessor_config.json"
     else:
-        about = getattr(model, "pretrained_cfg", None) if name.startswith("timm:") else None
-        known = isinstance(about, Mapping) and about.get("mean") and about.get("std")
-        found = (list(about["mean"]), list(about["std"])) if about is not None and known else None
+        about = (getattr(model, "pretrained_cfg", None) if name.startswith("timm:") else None) or {}
+        found = (about["mean"], about["std"]) if about.get("mean") and about.get("std") else None
         source = "timm's pretrained_cfg"
     if found is not None and len(found[0]) == len(found[1]) == channels:
         mean, std = (" ".join(f"{value:g}" for value in values) for values in found)
@@ -144,13 +146,6 @@ def _normalization_of(
         "std), give those as --mean and --std, or put a wassersmooth.Normalized into the model"
     )
     return None
-
-
-def _normalized(model: nn.Module, by: Normalization) -> Normalized:
-    try:
-        return Normalized(model, by.mean, by.std)
-    except ValueError as error:
-        raise StudyError(f"--mean and --std: {error}") from None
 
 
 def _warn_about_other_classes(model: nn.Module, name: str, loaded: data.Dataset, console: Console) -> None:

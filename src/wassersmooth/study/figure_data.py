@@ -43,6 +43,13 @@ THIS_DATA = "this data set"  # where the images of figure 1 come from, in its ca
 SPHERE = 0.9  # radius of the neighborhoods in figure 1, as a share of the way to the nearest of the eight images
 
 
+PIXELS = ("channels", "rows", "columns")
+DIMENSIONS = {  # of the other tensors: images and pixels
+    "strip/frames": ("strip images", "frames", *PIXELS),
+    "strip/predicted": ("strip images", "frames"),
+    **{f"perturbation/{name}": ("perturbed images", *PIXELS) for name in ("original", "fgsm", "wasserstein")},
+    "perturbation/predicted": ("perturbed images", "predictions"),
+}
 _LABELS = list_of(whole(0))
 FACTS = object_with(
     {},
@@ -137,26 +144,18 @@ def load(path: Path) -> FigureData:
 
 def _require_tensors(tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Refuse tensors that do not fit one another and the facts about them."""
+    strip, perturbation = facts.get("strip", {}), facts.get("perturbation", {})
+    lengths = {"strip images": len(strip.get("labels", ())), "frames": len(strip.get("shifts", ()))}
+    lengths |= {"perturbed images": len(perturbation.get("labels", ())), "predictions": 3}
     for name, tensor in tensors.items():
         if tensor.numel() == 0 or (tensor.is_floating_point() and not bool(tensor.isfinite().all())):
             raise ValueError(f"{name} is empty or not finite")
-    dimensions = {"strip/frames": 5, "strip/predicted": 2, "perturbation/predicted": 2}
-    for name, tensor in tensors.items():
-        if tensor.dim() != dimensions.get(name, 4):
-            raise ValueError(f"{name} has {tensor.dim()} dimensions; expected {dimensions.get(name, 4)}")
-    for what, names in {
-        "strip": ("frames", "predicted"),
-        "perturbation": ("original", "fgsm", "wasserstein", "predicted"),
-    }.items():
-        stored = [tensors[f"{what}/{name}"] for name in names if f"{what}/{name}" in tensors]
-        labels = facts.get(what, {}).get("labels", [])
-        if stored and {len(tensor) for tensor in stored} != {len(labels)}:
-            raise ValueError(f"the tensors of {what} do not have as many images as there are labels")
-    frames = [tensors[name].shape[1] for name in ("strip/frames", "strip/predicted") if name in tensors]
-    if frames and set(frames) != {len(facts["strip"]["shifts"])}:
-        raise ValueError("there are not as many frames as shifts")
-    if "perturbation/predicted" in tensors and tensors["perturbation/predicted"].shape[1] != 3:
-        raise ValueError("there are not three predictions for each image")
+        expected = DIMENSIONS.get(name, ("images", *PIXELS))
+        if tensor.dim() != len(expected):
+            raise ValueError(f"{name} has {tensor.dim()} dimensions; expected {len(expected)}")
+        for length, what in zip(tensor.shape, expected, strict=True):
+            if length != lengths.get(what, length):
+                raise ValueError(f"{name} has {length} {what}; expected {lengths[what]}")
 
 
 def chosen_by_content(images: Tensor, labels: Tensor) -> list[int]:

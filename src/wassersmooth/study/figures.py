@@ -41,14 +41,10 @@ def require_package(purpose: str) -> None:
 
 def new_figure(size: tuple[float, float], purpose: str) -> Drawing:
     """An empty drawing for a PNG file (:func:`to_png`)."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure as Drawing
-    except ImportError as missing:
-        raise _checks.extra("matplotlib", "study", purpose) from missing
-    drawing = Drawing(figsize=size, layout="constrained")
-    FigureCanvasAgg(drawing)
-    return drawing
+    require_package(purpose)
+    from matplotlib.figure import Figure as Drawing
+
+    return Drawing(figsize=size, layout="constrained")
 
 
 def to_png(drawing: Drawing, dpi: int) -> bytes:

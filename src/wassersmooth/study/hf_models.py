@@ -28,25 +28,23 @@ def hf_folder(name: str) -> Path:
     return folder.resolve()
 
 
-def hf_network(name: str) -> nn.Module:
-    """The network of the folder's configuration, with random weights."""
+def hf_model(name: str, trained: bool) -> nn.Module:
+    """The network of the folder's configuration, with the folder's weights or with random ones."""
     folder, transformers = hf_folder(name), import_package("transformers", name)
+    classifier = transformers.AutoModelForImageClassification
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **OFFLINE)
-        model: nn.Module = transformers.AutoModelForImageClassification.from_config(config, trust_remote_code=False)
+        model: nn.Module
+        if trained:
+            model = classifier.from_pretrained(folder, use_safetensors=True, **OFFLINE)
+        else:
+            config = transformers.AutoConfig.from_pretrained(folder, **OFFLINE)
+            model = classifier.from_config(config, trust_remote_code=False)
     except Exception as error:  # transformers can raise anything for another kind of folder
-        raise _unusable(name, error) from error
-    return model
-
-
-def hf_trained(name: str) -> nn.Module:
-    """The network with the folder's weights."""
-    folder, transformers = hf_folder(name), import_package("transformers", name)
-    load = transformers.AutoModelForImageClassification.from_pretrained
-    try:
-        model: nn.Module = load(folder, use_safetensors=True, **OFFLINE)
-    except Exception as error:
-        raise _unusable(name, error) from error
+        raise StudyError(
+            f"{name} cannot be loaded ({type(error).__name__}: {first_line(error, 160)}); expected an image classifier of "
+            "transformers with its weights as safetensors, and no code of its own; write one with "
+            "model.save_pretrained(FOLDER, safe_serialization=True)"
+        ) from error
     return model
 
 
@@ -87,11 +85,3 @@ def import_package(package: str, model: str) -> Any:
             f"model {model} needs the package {package}, which cannot be imported ({type(error).__name__}: "
             f"{first_line(error, 120)}); expected versions that fit together; install them with: pip install -U {package} torch"
         ) from error
-
-
-def _unusable(name: str, error: Exception) -> StudyError:
-    return StudyError(
-        f"{name} cannot be loaded ({type(error).__name__}: {first_line(error, 160)}); expected an image classifier of "
-        "transformers with its weights as safetensors, and no code of its own; write one with "
-        "model.save_pretrained(FOLDER, safe_serialization=True)"
-    )

@@ -108,9 +108,9 @@ def long_manual(name: str, command: type, values: object = None) -> str:
     options = options_of(command, values)
     summary, examples, notes = _paragraphs(command)
     parts = [f"usage: {name} {_usage(options)}", *map(_filled, (summary, *notes))]
-    about = {item.name: hint for item, hint in _groups(command)}
+    classes = typing.get_type_hints(command)
     for group in dict.fromkeys(option.group for option in options):
-        title = _filled(f"{group} options: {_summary(about[group])}") if group else "options:"
+        title = _filled(f"{group} options: {_summary(classes[group])}") if group else "options:"
         rows = [_row(o.spelled, " ".join(o.text.split()) + _stated(o)) for o in options if o.group == group]
         parts.append("\n".join([title, *rows]))
     return _joined([*parts, _examples(examples)])
@@ -129,11 +129,6 @@ def _default(item: dataclasses.Field[Any]) -> Any:
     if item.default_factory is not dataclasses.MISSING:
         return item.default_factory()
     return None if item.default is dataclasses.MISSING else item.default
-
-
-def _groups(command: type) -> list[tuple[dataclasses.Field[Any], type]]:
-    hints = typing.get_type_hints(command)
-    return [(item, hints[item.name]) for item in dataclasses.fields(command) if dataclasses.is_dataclass(hints[item.name])]
 
 
 def _texts(command: type) -> dict[str, str]:

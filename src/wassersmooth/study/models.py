@@ -20,7 +20,7 @@ from wassersmooth.study import own_code
 from wassersmooth.study.config import Model
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.errors import StudyError, did_you_mean
-from wassersmooth.study.hf_models import HF, hf_network, import_package
+from wassersmooth.study.hf_models import HF, hf_model, import_package
 
 WITHOUT_CODE = ("timm:", HF)  # names of models that run no code but that of an installed package
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -54,28 +54,6 @@ class BasicBlock(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, half)) if self.new_channels else x
 
 
-class ResNet20(nn.Module):
-    """He et al.'s network for CIFAR: 3 x 3 blocks of 16, 32 and 64 channels, 0.27 M parameters; `width` is the 16."""
-
-    def __init__(self, channels: int, classes: int, activation: str = "softplus", width: int = 16) -> None:
-        super().__init__()
-        a, b, c = width, 2 * width, 4 * width
-        self.conv = nn.Conv2d(channels, a, 3, 1, 1, bias=False)
-        self.norm = nn.BatchNorm2d(a)
-        self.activation = ACTIVATIONS[activation]()
-        plan = [(a, a, 1)] * 3 + [(a, b, 2)] + [(b, b, 1)] * 2 + [(b, c, 2)] + [(c, c, 1)] * 2
-        self.blocks = nn.Sequential(*(BasicBlock(*entry, activation) for entry in plan))
-        self.head = nn.Linear(c, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):  # the head keeps torch's default, smaller: softplus features are far from zero
-                nn.init.kaiming_normal_(module.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = self.blocks(self.activation(self.norm(self.conv(x))))
-        scores: Tensor = self.head(features.mean((2, 3)))
-        return scores
-
-
 class ProjectedBlock(BasicBlock):
     """The same with a shortcut that a 1x1 convolution projects where the shape changes (option B)."""
 
@@ -92,26 +70,45 @@ class ProjectedBlock(BasicBlock):
         return projected
 
 
-class ResNet18(nn.Module):
-    """The customary ResNet-18 for 32x32 pixels: a 3x3 stem, 64 to 512 channels, 11.2 M parameters; `width` is the 64."""
+class ResNet(nn.Module):
+    """A 3x3 convolution, residual blocks, the mean over the pixels, and a linear layer."""
 
-    def __init__(self, channels: int, classes: int, activation: str = "softplus", width: int = 64) -> None:
+    def __init__(self, conv: nn.Conv2d, blocks: list[BasicBlock], features: int, classes: int, activation: str) -> None:
         super().__init__()
-        widths = [width, width, 2 * width, 4 * width, 8 * width]
-        blocks = []
-        for stage, (before, after) in enumerate(itertools.pairwise(widths)):
-            stride = 1 if stage == 0 else 2
-            blocks += [ProjectedBlock(before, after, stride, activation), ProjectedBlock(after, after, 1, activation)]
-        self.conv = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
-        self.norm = nn.BatchNorm2d(width)
+        self.conv = conv
+        self.norm = nn.BatchNorm2d(conv.out_channels)
         self.activation = ACTIVATIONS[activation]()
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(8 * width, classes)
+        self.head = nn.Linear(features, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.blocks(self.activation(self.norm(self.conv(x))))
         scores: Tensor = self.head(features.mean((2, 3)))
         return scores
+
+
+class ResNet20(ResNet):
+    """He et al.'s network for CIFAR: 3 x 3 blocks of 16, 32 and 64 channels, 0.27 M parameters; `width` is the 16."""
+
+    def __init__(self, channels: int, classes: int, activation: str = "softplus", width: int = 16) -> None:
+        a, b, c = width, 2 * width, 4 * width
+        conv = nn.Conv2d(channels, a, 3, 1, 1, bias=False)
+        plan = [(a, a, 1)] * 3 + [(a, b, 2)] + [(b, b, 1)] * 2 + [(b, c, 2)] + [(c, c, 1)] * 2
+        super().__init__(conv, [BasicBlock(*entry, activation) for entry in plan], c, classes, activation)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):  # the head keeps torch's default, smaller: softplus features are far from zero
+                nn.init.kaiming_normal_(module.weight)
+
+
+class ResNet18(ResNet):
+    """The customary ResNet-18 for 32x32 pixels: a 3x3 stem, 64 to 512 channels, 11.2 M parameters; `width` is the 64."""
+
+    def __init__(self, channels: int, classes: int, activation: str = "softplus", width: int = 64) -> None:
+        a, b, c, d = (width * 2**stage for stage in range(4))
+        plan = [(a, a, 1)] * 2 + [(a, b, 2), (b, b, 1), (b, c, 2), (c, c, 1), (c, d, 2), (d, d, 1)]
+        blocks: list[BasicBlock] = [ProjectedBlock(*entry, activation) for entry in plan]
+        conv = nn.Conv2d(channels, width, 3, 1, 1, bias=False)  # after the blocks: a seed belongs to an order
+        super().__init__(conv, blocks, d, classes, activation)
 
 
 class SmallNet(nn.Module):
@@ -235,7 +232,7 @@ def _network(config: Model, channels: int, classes: int) -> nn.Module:
     if config.model.startswith("timm:"):
         return _timm(config.model.removeprefix("timm:"), channels, classes)
     if config.model.startswith(HF):
-        return hf_network(config.model)
+        return hf_model(config.model, trained=False)
     if names_code(config):
         return _from_factory(config.model, channels, classes)
     near = did_you_mean(config.model, ("small", "resnet20", "resnet18"))

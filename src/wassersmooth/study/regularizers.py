@@ -212,10 +212,14 @@ class Regularizer:
     factory: str = ""
 
     def __post_init__(self) -> None:
+        first, second = self.parts
         alone = [name for name in KINDS if name not in AROUND]
-        if self.kind not in alone and not (self.parts[0] in PENALTIES and self.parts[1] in (*ATTACKS, *AROUND)):
+        if self.kind not in alone and not (first in PENALTIES and second in (*ATTACKS, *AROUND)):
             joined = f"or PENALTY+ATTACK of {', '.join(PENALTIES)} and {', '.join((*ATTACKS, *AROUND))}"
-            raise StudyError(f"regularizer must be one of {', '.join(alone)}; {joined}; got {self.kind!r}{self._nearest()}")
+            pairs = [f"{penalty}+{other}" for penalty in PENALTIES for other in (*ATTACKS, *AROUND)]
+            near = did_you_mean(self.kind, pairs if second else alone)
+            got = f"got {self.kind!r}{near and '; ' + near}"
+            raise StudyError(f"regularizer must be one of {', '.join(alone)}; {joined}; {got}")
         for name in ("eta", "mass", "epsilon", "smoothness"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -244,19 +248,12 @@ class Regularizer:
         if (self.kind == "none") != (self.eta == 0):
             remedy = "leave its eta out" if self.kind == "none" else f"write for example {self.kind}:eta=0.3"
             raise StudyError(f"eta must be positive for every regularizer except none; got {self}; {remedy}")
-        if bool(self.parts[1]) != (self.epsilon > 0):
+        if bool(second) != (self.epsilon > 0):
             raise StudyError(
                 "epsilon, the size of the attack in PENALTY+ATTACK or of the ball in PENALTY+displaced and +linearity, must be "
                 f"positive there and left out elsewhere; got {self}; write for example "
                 "wasserstein+l2-adversarial:eta=0.3,radius=2,epsilon=0.25"
             )
-
-    def _nearest(self) -> str:
-        """A suggestion for a misspelled kind."""
-        pairs = [f"{p}+{a}" for p in PENALTIES for a in (*ATTACKS, *AROUND)]
-        alone = [name for name in KINDS if name not in AROUND]
-        near = did_you_mean(self.kind, pairs if self.parts[1] else alone)
-        return f"; {near}" if near else ""
 
     @property
     def parts(self) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,22 +131,20 @@ def truth(value: Any) -> str:
 
 def number(low: float = -math.inf, high: float = math.inf) -> Shape:
     """A finite number in a closed range."""
-
-    def check(value: Any) -> str:
-        plain = isinstance(value, int | float) and not isinstance(value, bool)
-        return (
-            "" if plain and math.isfinite(value) and low <= value <= high else _expected(f"a number{_range(low, high)}", value)
-        )
-
-    return check
+    return _in_range(int | float, "a number", low, high)
 
 
 def whole(low: float = -math.inf, high: float = math.inf) -> Shape:
     """A whole number in a closed range."""
+    return _in_range(int, "a whole number", low, high)
+
+
+def _in_range(kind: type | types.UnionType, what: str, low: float, high: float) -> Shape:
+    expected = f"{what}{_range(low, high)}"
 
     def check(value: Any) -> str:
-        plain = isinstance(value, int) and not isinstance(value, bool)
-        return "" if plain and low <= value <= high else _expected(f"a whole number{_range(low, high)}", value)
+        plain = isinstance(value, kind) and not isinstance(value, bool)
+        return "" if plain and low <= value <= high and abs(value) < math.inf else _expected(expected, value)
 
     return check
 
@@ -179,27 +178,21 @@ def list_of(shape: Shape, length: int | None = None) -> Shape:
 
 def object_of(shape: Shape, at_least: Sequence[str] = ()) -> Shape:
     """An object whose values all have the shape, with these keys among others."""
-
-    def check(value: Any) -> str:
-        if not isinstance(value, dict):
-            return _expected("an object", value)
-        missing = [key for key in at_least if key not in value]
-        return f"without {', '.join(missing)}" if missing else _first((str(key), shape(inner)) for key, inner in value.items())
-
-    return check
+    return _object(at_least, lambda key: shape)
 
 
 def object_with(required: Mapping[str, Shape], others: Mapping[str, Shape] | None = None) -> Shape:
     """An object with the required keys; a key that is neither required nor among the others may have any value."""
     shapes = {**required, **(others or {})}
+    return _object(required, lambda key: shapes.get(key, anything))
 
+
+def _object(required: Iterable[str], shape_of: Callable[[str], Shape]) -> Shape:
     def check(value: Any) -> str:
         if not isinstance(value, dict):
             return _expected("an object", value)
         missing = [key for key in required if key not in value]
-        return (
-            f"without {', '.join(missing)}" if missing else _first((k, shapes[k](v)) for k, v in value.items() if k in shapes)
-        )
+        return f"without {', '.join(missing)}" if missing else _first((str(k), shape_of(k)(v)) for k, v in value.items())
 
     return check
 

@@ -299,7 +299,7 @@ def error_percent(model: nn.Module, part: Part, limit: int | None = None) -> Ten
     was_training = model.training
     model.eval()
     images, labels = part.images[:limit], part.labels[:limit]
-    size = EVALUATION_BATCH.get(images.device.type, 500)
+    size = EVALUATION_BATCH[images.device.type]
     wrong, finite = [], []
     for x, y in zip(torch.split(images, size), torch.split(labels, size), strict=True):
         scores = call_model(model, x)

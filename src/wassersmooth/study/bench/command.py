@@ -206,20 +206,20 @@ def with_training(report: BenchReport, folder: Path) -> BenchReport:
 
 def training_record(folder: Path) -> BenchReport:
     """The time that a finished study took, from its own records."""
-    runs = runs_in(folder)
+    runs, epochs = runs_in(folder), []
     for run in runs:
-        if not run.metrics() or not (run.folder / "provenance.json").is_file():
+        epochs.append(run.metrics())
+        if not epochs[-1] or not (run.folder / "provenance.json").is_file():
             raise StudyError(
                 f"--training needs a finished study; got {folder}, where {run.folder.name} is not finished; train it"
             )
-    epochs = [len(run.metrics()) for run in runs]
     times = object_with({}, dict.fromkeys(("training_seconds", "evaluation_seconds"), number(0, 1e12)))
     record = read_json(folder / RECORD, "a study folder", "restore it", times) if (folder / RECORD).is_file() else {}
-    training = record.get("training_seconds") or max(sum(row.get("seconds", 0) for row in run.metrics()) for run in runs)
+    training = record.get("training_seconds") or max(sum(row.get("seconds", 0) for row in rows) for rows in epochs)
     evaluation = record.get("evaluation_seconds") or 0.0
     steps = [_steps_of(run) for run in runs]
     total = None if None in steps else sum(steps)  # type: ignore[arg-type]
-    found = {"study": folder.name, "runs": len(runs), "epochs": max(epochs), "steps": total}
+    found = {"study": folder.name, "runs": len(runs), "epochs": max(map(len, epochs)), "steps": total}
     found |= {"seconds": training + evaluation, "training_seconds": training, "evaluation_seconds": evaluation}
     return found | {"ms_per_step_per_run": None if not total else 1000 * training / total}
 

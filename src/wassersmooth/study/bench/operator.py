@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +28,8 @@ REPETITIONS = 20  # calls in one graph, since one call is too short to be timed
 CHECKED_IMAGES = 4  # on which results are compared with float64
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     """A metric. Motion has its smoothness as radius."""
 
     radius: int
@@ -109,15 +112,14 @@ def operator_rows(
             baseline: Any = (
                 (case, "normals", "forward") if op == "sample" else 2 if (op, direction) == ("quad", "forward") else 3
             )
-            row = {"shape": list(shape), "radius": case.radius, "op": op, "pass": direction}
-            row |= {"neighborhood": case.neighborhood, "weights": case.weights}
-            row |= {"captured": device.type == "cuda" and works[key] not in uncaptured}
+            row = {"op": op, "pass": direction, "captured": device.type == "cuda" and works[key] not in uncaptured}
             row |= {"error": errors[case, op]} if (case, op) in errors and direction == "forward" else {}
-            rows.append(row | {"ms": ms, "copy_ms": times[baseline], "ratio": ms / times[baseline]})
+            row |= {"ms": ms, "copy_ms": times[baseline], "ratio": ms / times[baseline]}
+            rows.append({"shape": list(shape), **dataclasses.asdict(case), **row})
         for case, failure in failures.items():
-            row = {"shape": list(shape), "radius": case.radius, "op": "all", "pass": "forward", "captured": False}
-            row |= {"neighborhood": case.neighborhood, "weights": case.weights, "failure": failure}
-            rows.append(row | {"ms": 0.0, "copy_ms": 0.0, "ratio": 0.0})
+            row = {"op": "all", "pass": "forward", "captured": False, "failure": failure}
+            row |= dict.fromkeys(("ms", "copy_ms", "ratio"), 0.0)
+            rows.append({"shape": list(shape), **dataclasses.asdict(case), **row})
     return rows
 
 

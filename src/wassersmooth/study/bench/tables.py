@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from wassersmooth.study.stored_json import (
     truth,
     whole,
 )
-from wassersmooth.study.tables import escape_value
+from wassersmooth.study.tables import escape_value, markdown_table
 
 BenchReport = dict[str, Any]
 
@@ -131,8 +131,8 @@ class TextTable:
 
     def to_markdown(self) -> str:
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
-        rows = [[escape_value(cell) for cell in row] for row in [self.columns, *self.rows]]
-        return "".join(f"| {' | '.join(row)} |\n" for row in [rows[0], rule, *rows[1:]])
+        head, *rows = ([escape_value(cell) for cell in row] for row in [self.columns, *self.rows])
+        return markdown_table([head, rule, *rows]) + "\n"
 
 
 def unsteady(report: BenchReport) -> list[str]:
@@ -186,23 +186,11 @@ def _is_constant(row: dict[str, Any]) -> bool:
 
 def tables(report: BenchReport) -> list[TextTable]:
     """One table for each part that was measured."""
-    makers: Sequence[Callable[[BenchReport], TextTable | None]] = (
-        _steps,
-        _profile,
-        _accuracy,
-        _goals,
-        _memory,
-        _throughput,
-        _operator,
-        _training,
-    )
-    return [table for maker in makers if (table := maker(report)) is not None]
+    found = report | {"goals": goals(report)}
+    return [table(found[part], report) for part, table in TABLES.items() if found.get(part)]
 
 
-def _steps(report: BenchReport) -> TextTable | None:
-    step = report.get("step")
-    if not step:
-        return None
+def _steps(step: dict[str, float], report: BenchReport) -> TextTable:
     rows = []
     for name, ms in step.items():
         limit = report.get("limit", {}).get(name)
@@ -212,10 +200,7 @@ def _steps(report: BenchReport) -> TextTable | None:
     return TextTable("step", title, ["step", "ms", "times plain", "limit by arithmetic"], rows)
 
 
-def _profile(report: BenchReport) -> TextTable | None:
-    found = report.get("profile")
-    if not found:
-        return None
+def _profile(found: dict[str, Any], report: BenchReport) -> TextTable:
     kinds = list(next(iter(found.values())))
     rows = [[kind, *(f"{case[kind][what]:{form}}" for case in found.values() for what, form in PROFILE)] for kind in kinds]
     totals = (f"{sum(row[what] for row in case.values()):{form}}" for case in found.values() for what, form in PROFILE)
@@ -223,45 +208,33 @@ def _profile(report: BenchReport) -> TextTable | None:
     return TextTable("profile", "Where the time of a step goes", columns, [*rows, ["all", *totals]])
 
 
-def _accuracy(report: BenchReport) -> TextTable | None:
-    found = report.get("accuracy")
-    if not found:
-        return None
+def _accuracy(found: dict[str, Any], report: BenchReport) -> TextTable:
     rows = [[name.replace("_", " "), *(f"{error:.1e}" for error in found[name])] for name in ("fast", "double_backward")]
     columns = ["gradient by", *(f"batch {number + 1}" for number in range(len(found["fast"])))]
     return TextTable("accuracy", f"Relative error of the gradient against float64, {found['precision']}", columns, rows)
 
 
-def _goals(report: BenchReport) -> TextTable | None:
-    found = goals(report)
+def _goals(found: list[dict[str, Any]], report: BenchReport) -> TextTable:
     rows = [[goal["what"], f"{goal['value']:.2f}", goal["goal"], ANSWERS[goal["reached"]]] for goal in found]
-    return TextTable("goals", "Goals, set for an H200", ["figure", "measured", "goal", "reached"], rows) if rows else None
+    return TextTable("goals", "Goals, set for an H200", ["figure", "measured", "goal", "reached"], rows)
 
 
-def _memory(report: BenchReport) -> TextTable | None:
-    memory = report.get("memory")
-    if not memory:
-        return None
-    plain = memory["mib"]["plain"]
-    rows = [[LABELS.get(name, name), f"{mib:.0f}", f"{mib / plain:.2f}"] for name, mib in memory["mib"].items()]
+def _memory(found: dict[str, Any], report: BenchReport) -> TextTable:
+    plain = found["mib"]["plain"]
+    rows = [[LABELS.get(name, name), f"{mib:.0f}", f"{mib / plain:.2f}"] for name, mib in found["mib"].items()]
     return TextTable("memory", "Memory of a step beyond model, optimizer and batch", ["step", "peak, MiB", "times plain"], rows)
 
 
-def _throughput(report: BenchReport) -> TextTable | None:
-    found = report.get("throughput")
-    if not found:
-        return None
+def _throughput(found: dict[str, Any], report: BenchReport) -> TextTable:
     rows = [[f"{row['runs']} of {found['case']}", f"{row['ms_per_step_per_run']:.2f}"] for row in found["table"]]
     study = found["study"]
     rows.append([f"{study['runs']}: {', '.join(study['of'])}", f"{study['ms_per_step_per_run']:.2f}"])
     return TextTable("throughput", "Runs at once, a stream and a graph each", ["runs", "ms per step and run"], rows)
 
 
-def _operator(report: BenchReport) -> TextTable | None:
-    if not report.get("operator"):
-        return None
-    rows, checked = [], any("error" in row for row in report["operator"])  # older files have none
-    for row in report["operator"]:
+def _operator(found: list[dict[str, Any]], report: BenchReport) -> TextTable:
+    rows, checked = [], any("error" in row for row in found)  # older files have none
+    for row in found:
         batch, channels, height, width = row["shape"]
         kind = row["weights"] if row["neighborhood"] == "square" else f"{row['neighborhood']}, {row['weights']}"
         name = f"{row['op']} {row['pass']}, {batch}x{channels}x{height}x{width}, {kind}"
@@ -274,11 +247,21 @@ def _operator(report: BenchReport) -> TextTable | None:
     return TextTable("operator", "The operator L(x) alone", columns, rows)
 
 
-def _training(report: BenchReport) -> TextTable | None:
-    found = report.get("training")
-    if not found:
-        return None
+def _training(found: dict[str, Any], report: BenchReport) -> TextTable:
     each, times = found["ms_per_step_per_run"], [found["training_seconds"], found["evaluation_seconds"]]
     row = [found["study"], f"{found['runs']}", f"{found['epochs']}", *(f"{time:.0f}" for time in times)]
     columns = ["study", "runs", "epochs", "training, s", "evaluation, s", "ms per step and run"]
     return TextTable("training", "A study", columns, [[*row, "" if each is None else f"{each:.2f}"]])
+
+
+# In this order, each from its part of the report and the whole.
+TABLES: dict[str, Callable[[Any, BenchReport], TextTable]] = {
+    "step": _steps,
+    "profile": _profile,
+    "accuracy": _accuracy,
+    "goals": _goals,
+    "memory": _memory,
+    "throughput": _throughput,
+    "operator": _operator,
+    "training": _training,
+}

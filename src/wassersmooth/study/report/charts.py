@@ -11,7 +11,7 @@ from wassersmooth.robustness.summary import error_of_guessing
 from wassersmooth.robustness.svg import DASHES, INK, MARKERS, PALETTE, SIZE, color, panel, to_svg
 from wassersmooth.study.estimates import Estimate, over_seeds
 from wassersmooth.study.figures import Figure
-from wassersmooth.study.measures import CLEAN, UNITS, attack_title, error_key, table_title
+from wassersmooth.study.measures import CLEAN, attack_title, error_key, table_title
 from wassersmooth.study.regularizers import strength_label
 from wassersmooth.study.report.data import Group, Record, StudyRecord
 from wassersmooth.study.report.tables import PAPER_ERRORS, paper_error
@@ -85,7 +85,7 @@ def _dots(study: StudyRecord, units: str) -> str | None:
             axes.axhline(place - 0.5, color=INK, alpha=0.12, lw=0.7)
         axes.set_xlabel("error, %")
         axes.set_title(f"ε in {units} units", color=INK)
-        numbers = [f"{table_title(stem)}: " + _spoken(study, error_key(stem, units), " %") for stem in rows]
+        numbers = [f"{table_title(stem)}: " + _spoken(study, error_key(stem, units)) for stem in rows]
         return to_svg(drawing, f"glance-{units}", f"Dot plot of errors, ε in {units} units. " + "; ".join(numbers))
 
 
@@ -99,19 +99,16 @@ def _interval(axes: Any, estimate: Estimate, y: float, series: int) -> None:
 
 def epsilon_curves(study: StudyRecord) -> Figure | None:
     """Error against epsilon, a panel for each attack and unit, with the other unit on the upper axis."""
-    found: dict[str, dict[str, list[tuple[Group, list[float], list[Estimate]]]]] = {}
+    found: dict[tuple[str, str], list[tuple[Group, list[float], list[Estimate]]]] = {}
     images = 0
     for group in study.groups:
         records = [run.pictures.facts["curve"] for run in group.runs if run.pictures and "curve" in run.pictures.facts]
         images = max([images, *(record["images"] for record in records)])
         for name in sorted({name for record in records for name in record["errors"]}):
             attack, _, units = name.rpartition("_")
-            points = _curve_points(records, name)
-            if points and units in UNITS:
-                found.setdefault(units, {}).setdefault(attack, []).append(
-                    (group, [x for x, _ in points], [e for _, e in points])
-                )
-    drawings = [_curve(study, units, attack, lines) for units in study.units for attack, lines in found.get(units, {}).items()]
+            if points := _curve_points(records, name):
+                found.setdefault((units, attack), []).append((group, [x for x, _ in points], [e for _, e in points]))
+    drawings = [_curve(study, *key, lines) for units in study.units for key, lines in found.items() if key[0] == units]
     if not drawings:
         return None
     caption = (
@@ -270,6 +267,6 @@ def _style(series: int) -> dict[str, Any]:
     return {"color": color(series), "ls": DASHES[series % PALETTE]}
 
 
-def _spoken(study: StudyRecord, name: str, unit: str) -> str:
+def _spoken(study: StudyRecord, name: str) -> str:
     known = [(group.name, estimate) for group in study.groups if (estimate := group.error(name)) is not None]
-    return ", ".join(f"{title} {estimate.mean:.1f}{unit}" for title, estimate in known)
+    return ", ".join(f"{title} {estimate.mean:.1f} %" for title, estimate in known)

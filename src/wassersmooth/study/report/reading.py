@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from wassersmooth.study import figure_data
-from wassersmooth.study.config import FREE_TO_CHANGE
+from wassersmooth.study.config import FREE_TO_CHANGE, USUAL
 from wassersmooth.study.regularizers import heading_of, strength_label
 from wassersmooth.study.report.data import Group, RunRecord, StudyRecord, number
-from wassersmooth.study.runs import CERTIFICATES, RunFiles, unverified_line, unverified_rows
+from wassersmooth.study.runs import CERTIFICATES, RunFiles, unverified_line, unverified_rows, with_new_fields
 from wassersmooth.study.stored_json import UnreadableError
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ LOST = {  # with each file
     CERTIFICATES: "its certified accuracy is left out",
 }
 PAPER_KINDS = ("none", "euclidean", "wasserstein")  # in the paper's order; all other kinds come after them
-POINT = ("regularizer", "eta", "radius", "mass", "epsilon")  # varied on purpose
+POINT = ("regularizer", "eta", "radius", "mass", "epsilon", "smoothness", "factory")  # varied on purpose
 REPETITION = FREE_TO_CHANGE | {"seed"}  # runs that differ only in these repeat one experiment
 
 
@@ -77,6 +77,7 @@ def _read_run(files: RunFiles, warnings: list[str]) -> RunRecord | None:
     if not isinstance(config.get("regularizer"), str):
         warn("config.json", "names no regularizer")
         return None
+    config = USUAL | with_new_fields(config)
     evaluation = read(files.evaluation)
     if evaluation is not None and not evaluation.get("errors"):
         warn("evaluation.json", "holds no errors")
@@ -122,10 +123,12 @@ def _differing_settings(runs: list[RunRecord]) -> list[str]:
 
 def _detail(run: RunRecord, differing: list[str]) -> str:
     """The strength of a penalty, and the settings that other groups do not share."""
-    eta, radius, mass, epsilon = (number(run.setting(key)) for key in POINT[1:])
+    eta, radius, mass, epsilon, smoothness = (number(run.setting(key)) for key in POINT[1:-1])
     parts = [f"η = {strength_label(eta)}"] if eta else []
     parts += [f"radius {radius:g}"] if radius else []
     parts += [f"mass {strength_label(mass)}"] if mass else []
     parts += [f"ε = {strength_label(epsilon)}"] if epsilon else []
+    parts += [f"smoothness {strength_label(smoothness)}"] if smoothness else []
+    parts += [str(factory)] if (factory := run.setting("factory")) else []
     parts += [f"{key.replace('_', ' ')} {run.config.get(key)}" for key in differing]
     return ", ".join(parts)

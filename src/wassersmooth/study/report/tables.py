@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from wassersmooth.study.estimates import over_seeds
 from wassersmooth.study.measures import CLEAN, PREDICTED_NOTE, PREDICTED_UNITS, UNITS, error_key, full_title, table_title
 from wassersmooth.study.report.data import Group, RunRecord, StudyRecord, number
@@ -27,12 +30,6 @@ INTERVALS = (
 )
 
 
-def all_tables(study: StudyRecord) -> list[Table]:
-    """All tables with content, in the order of the page."""
-    makers = (errors_table, flips_table, beyond_table, masking_table, cost_table, provenance_table)
-    return [table for make in makers if (table := make(study)) is not None]
-
-
 def paper_error(stem: str, group: Group, study: StudyRecord) -> float | None:
     """The paper's number, in its own experiment, for the first group of its kind; further ones would repeat it."""
     known = PAPER_ERRORS[stem].get(group.kind)
@@ -41,30 +38,14 @@ def paper_error(stem: str, group: Group, study: StudyRecord) -> float | None:
 
 def errors_table(study: StudyRecord) -> Table | None:
     """The paper's table 1, in both units where they differ."""
-    rows: list[TableRow] = []
+    rows = _error_row(study, CLEAN)
     measured = set()
     for units, note in {**study.units, PREDICTED_UNITS: PREDICTED_NOTE}.items():
-        found = []
-        for stem in PAPER_ATTACKS:
-            estimates = [group.error(error_key(stem, units)) for group in study.groups]
-            if any(estimates):
-                found.append(
-                    TableRow(
-                        table_title(stem), cells(estimates, 1, [paper_error(stem, group, study) for group in study.groups])
-                    )
-                )
-        said = note if study.is_the_papers else note.partition(":")[0]
-        heading = "ε in normalized units, against predictions" if units == PREDICTED_UNITS else f"ε in {units} units"
-        if found:
+        if found := [row for stem in PAPER_ATTACKS for row in _error_row(study, stem, units)]:
             measured.add(units)
+            said = note if study.is_the_papers else note.partition(":")[0]
+            heading = "ε in normalized units, against predictions" if units == PREDICTED_UNITS else f"ε in {units} units"
             rows += [TableRow(heading, note=said), *found]
-    clean = [group.error("clean") for group in study.groups]
-    if any(clean):
-        rows.insert(
-            0, TableRow(table_title(CLEAN), cells(clean, 1, [paper_error("clean", group, study) for group in study.groups]))
-        )
-    if not rows:
-        return None
     both = study.std if len(study.units) > 1 and measured - {"pixel"} else None
     ratio = f" Here 8/255 after normalization is about {8 * both:.1f}/255 in pixels." if both else ""
     paper = (
@@ -73,9 +54,7 @@ def errors_table(study: StudyRecord) -> Table | None:
         else ""
     )
     caption = f"Error on {_count(study)}test images in percent; lower is better.{paper}{ratio} {INTERVALS}"
-    return Table(
-        "table-1", "Table 1. Clean and adversarial error.", "Test data", _columns(study), tuple(rows), caption, _series(study)
-    )
+    return _by_group(study, "table-1", "Table 1. Clean and adversarial error.", "Test data", rows, caption)
 
 
 def flips_table(study: StudyRecord) -> Table | None:
@@ -87,65 +66,40 @@ def flips_table(study: StudyRecord) -> Table | None:
             printed = papers if study.is_the_papers else {}
             paper = [printed.get(g.kind) if study.of_kind(g.kind) is g else None for g in study.groups]
             rows.append(TableRow(f"{axis.capitalize()} translation", cells(estimates, 2, paper)))
-    if not rows:
-        return None
     reach = _reach(study)
     counted = f" Counted over shifts from {MINUS}{reach} to +{reach} pixels." if reach else ""
     caption = f"Mean number of label flips along a translated sequence; lower is better.{counted} {AS_ABOVE}"
-    return Table(
-        "table-2",
-        "Table 2. Label flips under translation.",
-        "Perturbation",
-        _columns(study),
-        tuple(rows),
-        caption,
-        _series(study),
-    )
+    return _by_group(study, "table-2", "Table 2. Label flips under translation.", "Perturbation", rows, caption)
 
 
 def beyond_table(study: StudyRecord) -> Table | None:
     """All other measured errors: stronger attacks, noise and deformations."""
     in_table_1 = {error_key(stem, units) for stem in PAPER_ERRORS for units in (*UNITS, PREDICTED_UNITS)}
-    names: dict[str, None] = {}
-    for run in study.runs:
-        names |= dict.fromkeys(run.evaluation.get("errors", ()))
+    names = dict.fromkeys(name for run in study.runs for name in run.evaluation.get("errors", ()))
     rows = []
     for name in names:
         estimates = [group.error(name) for group in study.groups]
         if name not in in_table_1 and not name.startswith("corruption_") and any(estimates):
             rows.append(TableRow(full_title(name), cells(estimates)))
-    corruptions = [name for name in names if name.startswith("corruption_")]
-    if corruptions:
-        means = [_mean_corruption(group, corruptions) for group in study.groups]
-        rows.append(
-            TableRow(
-                "common corruptions",
-                cells([over_seeds(seeds, bounds=(0.0, 100.0)) for seeds in means]),
-                f"mean of {len(corruptions)}",
-            )
-        )
-    if not rows:
-        return None
+    if corruptions := [name for name in names if name.startswith("corruption_")]:
+        estimates = [over_seeds(_mean_corruption(group, corruptions), bounds=(0.0, 100.0)) for group in study.groups]
+        rows.append(TableRow("common corruptions", cells(estimates), f"mean of {len(corruptions)}"))
     caption = f"Error in percent under further attacks, noise and deformations. {AS_ABOVE}"
-    return Table("table-3", "Further measures.", "Test data", _columns(study), tuple(rows), caption, _series(study))
+    return _by_group(study, "table-3", "Further measures.", "Test data", rows, caption)
 
 
 def masking_table(study: StudyRecord) -> Table | None:
     """Whether the attacks can be trusted: the verdict of the checks on each group, and their evidence."""
     rows = []
     for group in study.groups:
-        said: dict[str, int] = {}
-        evidence: dict[str, None] = {}
-        for run in group.runs:
-            if (verdict := run.evaluation.get("verdict")) is None:
-                continue
-            said[verdict] = said.get(verdict, 0) + 1
-            for finding in run.evaluation.get("masking", ()):
-                evidence |= {f"seed {_seed(run)}: {finding['evidence']}": None}
-        if said:
-            runs = sum(said.values())
-            verdicts = "; ".join(f"{verdict} ({count} of {runs})" if runs > 1 else verdict for verdict, count in said.items())
-            rows.append(TableRow(group.title, (Cell(verdicts), Cell("; ".join(evidence) or DASH)), group.detail))
+        probed = [run for run in group.runs if "verdict" in run.evaluation]
+        if not probed:
+            continue
+        said = Counter(run.evaluation["verdict"] for run in probed)
+        counts = [f"{verdict} ({count} of {len(probed)})" for verdict, count in said.items()]
+        verdicts = "; ".join(counts if len(probed) > 1 else said)
+        found = (f"seed {_seed(run)}: {finding['evidence']}" for run in probed for finding in run.evaluation.get("masking", ()))
+        rows.append(TableRow(group.title, (Cell(verdicts), Cell("; ".join(dict.fromkeys(found)) or DASH)), group.detail))
     if not rows:
         return None
     caption = (
@@ -211,12 +165,18 @@ def provenance_table(study: StudyRecord) -> Table | None:
     return Table("table-6", "Provenance.", "Run", columns, tuple(rows), caption, numeric=False)
 
 
-def _columns(study: StudyRecord) -> tuple[tuple[str, str], ...]:
-    return tuple((group.title, group.detail) for group in study.groups)
+def _by_group(study: StudyRecord, name: str, title: str, corner: str, rows: Sequence[TableRow], caption: str) -> Table | None:
+    """A table with a column for each group; None without rows."""
+    columns = tuple((group.title, group.detail) for group in study.groups)
+    series = tuple(group.series for group in study.groups)
+    return Table(name, title, corner, columns, tuple(rows), caption, series) if rows else None
 
 
-def _series(study: StudyRecord) -> tuple[int, ...]:
-    return tuple(group.series for group in study.groups)
+def _error_row(study: StudyRecord, stem: str, units: str = "") -> list[TableRow]:
+    """The row of an error beside the paper's numbers; none where nothing was measured."""
+    estimates = [group.error(error_key(stem, units)) for group in study.groups]
+    paper = [paper_error(stem, group, study) for group in study.groups]
+    return [TableRow(table_title(stem), cells(estimates, 1, paper))] if any(estimates) else []
 
 
 def _count(study: StudyRecord) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wassersmooth.study import durable, figures
+from wassersmooth.study import figures
 from wassersmooth.study.regularizers import strength_label
 from wassersmooth.study.search.selection import TOLERANCE, Measured
 
@@ -19,14 +18,8 @@ if TYPE_CHECKING:
 LETTERS = 14  # of the title per inch
 
 
-def draw(measured: Sequence[Measured], chosen: Measured, path: Path) -> Path:
-    """Write a panel for each mass, with eta downwards and radius to the right; a kind without a graph has one column."""
-    durable.write(path, figures.to_png(picture(measured, chosen), 120))
-    return path
-
-
-def picture(measured: Sequence[Measured], chosen: Measured) -> Figure:
-    """The PNG file that :func:`draw` writes."""
+def draw(measured: Sequence[Measured], chosen: Measured) -> Figure:
+    """A panel for each mass, with eta downwards and radius to the right; a kind without a graph has one column."""
     from matplotlib.patches import Rectangle
 
     masses = sorted({m.point.mass for m in measured})

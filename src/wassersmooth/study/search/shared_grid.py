@@ -1,16 +1,18 @@
 """A grid that many workers share through optuna's storage: no point is measured twice, and none is lost with a worker.
 
-Optuna's grid sampler may give one point to two workers, and forgets the point of a worker that died; both are handled here.
+A worker draws a point that is neither measured nor running; where two have drawn the same, the second leaves it to the first.
 A point of a dead worker continues from its checkpoint if its folder still exists. Optuna's heartbeat is not used: it needs a
 database in place of a journal file, which also works on network file systems, and it only runs inside ``study.optimize``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import json
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+VARIED = ("eta", "radius", "mass")  # what the points of a grid differ in
 LARGEST = 1e20
 LONGEST_BEAT = 60.0  # seconds between two heartbeats, however long the grace is
 POINT = object_with({"eta": number(0, LARGEST), "radius": whole(0, LARGEST_RADIUS), "mass": number(0, LARGEST)})
@@ -69,14 +72,14 @@ class SharedGrid:
             raise _checks.extra("optuna", "study", "sweep") from None
         self.optuna, self.points, self.grace, self.storage = optuna, points, grace, storage
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.space = {field: sorted({getattr(point, field) for point in points}) for field in ("eta", "radius", "mass")}
         self.study = self._open(name)
         self._require_recipe(recipe)
 
     @_naming_the_storage
     def _open(self, name: str) -> optuna.Study:
+        sampler = self.optuna.samplers.RandomSampler()  # never asked: all points are enqueued
         return self.optuna.create_study(
-            storage=self._storage(self.storage), sampler=_sampler(self.space), study_name=name, load_if_exists=True
+            storage=self._storage(self.storage), sampler=sampler, study_name=name, load_if_exists=True
         )
 
     @_naming_the_storage
@@ -130,27 +133,27 @@ class SharedGrid:
         """
         announced = False
         while True:
-            self._requeue_lost_points()
-            busy = self._points("RUNNING")
+            self._release_dead_workers()
             missing = set(self.points) - {m.point for m in self.measured()}
             if not missing:
                 return None
-            if missing <= busy:
-                if not wait:
-                    return None
-                if not announced:
-                    console.line(f"waiting for {len(missing)} points that other workers have")
-                announced = True
-                time.sleep(1.0)
-                continue
-            trial = self.study.ask()
-            self._beat(trial)
-            point = self.point_of(trial)
-            earlier = [t for t in self._trials("RUNNING") if t.number < trial.number and t.params == trial.params]
-            if earlier or point not in missing:
+            if free := missing - set(self._running().values()):
+                drawn = secrets.choice(list(free))
+                self.study.enqueue_trial({name: getattr(drawn, name) for name in VARIED})
+                trial = self.study.ask()  # what was enqueued first, perhaps by another worker
+                self._beat(trial)
+                point = self.point_of(trial)
+                earlier = [number for number, other in self._running().items() if number < trial.number and other == point]
+                if point in missing and not earlier:
+                    return trial
                 self.study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)  # drawn twice: the first worker keeps it
                 continue
-            return trial
+            if not wait:
+                return None
+            if not announced:
+                console.line(f"waiting for {len(missing)} points that other workers have")
+            announced = True
+            time.sleep(1.0)
 
     @_naming_the_storage
     def point_of(self, trial: optuna.Trial) -> Regularizer:
@@ -190,21 +193,12 @@ class SharedGrid:
     def _beat(self, trial: optuna.Trial) -> None:
         trial.set_user_attr("worker", [socket.gethostname(), os.getpid(), time.time()])
 
-    def _requeue_lost_points(self) -> None:
-        """End the trials of dead workers, and enqueue every point that was started and is neither running nor done."""
+    def _release_dead_workers(self) -> None:
+        """End the trials of dead workers, so that their points are free again."""
         for trial in self._trials("RUNNING"):
             if not self._has_worker(trial):
-                try:
+                with suppress(ValueError, RuntimeError):  # another worker was faster
                     self.study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
-                except (ValueError, RuntimeError):
-                    continue  # another worker was faster
-        done = {m.point for m in self.measured()}
-        started, running = self._points("FAIL", "PRUNED"), self._points("RUNNING")
-        queued = [t.system_attrs.get("fixed_params") for t in self._trials("WAITING")]
-        for point in self.points:
-            values = {name: getattr(point, name) for name in self.space}
-            if point in started - done - running and values not in queued:
-                self.study.enqueue_trial(values)
 
     def _has_worker(self, trial: optuna.trial.FrozenTrial) -> bool:
         worker = trial.user_attrs.get("worker")
@@ -216,19 +210,19 @@ class SharedGrid:
             return False
         return time.time() - float(signed) < self.grace
 
-    def _trials(self, *states: str) -> list[optuna.trial.FrozenTrial]:
-        wanted = tuple(self.optuna.trial.TrialState[state] for state in states)
-        return self.study.get_trials(deepcopy=False, states=wanted)
+    def _trials(self, state: str) -> list[optuna.trial.FrozenTrial]:
+        return self.study.get_trials(deepcopy=False, states=(self.optuna.trial.TrialState[state],))
 
-    def _points(self, *states: str) -> set[Regularizer]:
-        """The points of the trials in these states that have all their values."""
-        return {self._point(trial.params) for trial in self._trials(*states) if len(trial.params) == len(self.space)}
+    def _running(self) -> dict[int, Regularizer]:
+        """The points that workers have, by the number of the trial; a trial of an earlier version has one a little later."""
+        found = {trial.number: trial.system_attrs.get("fixed_params") or trial.params for trial in self._trials("RUNNING")}
+        return {number: self._point(params) for number, params in found.items() if len(params) == len(VARIED)}
 
     def _point(self, params: dict[str, Any]) -> Regularizer:
         if wrong := POINT(params):
             raise ValueError(f"a trial is damaged: {wrong}")
         try:
-            return Regularizer(self.points[0].kind, *(params[name] for name in self.space))
+            return dataclasses.replace(self.points[0], **{name: params[name] for name in VARIED})
         except StudyError as error:
             raise ValueError(f"a trial belongs to another search: {error}") from None
 
@@ -265,16 +259,3 @@ def _process_exists(process: int) -> bool:
     except OSError:
         return True
     return True
-
-
-def _sampler(space: dict[str, list[Any]]) -> optuna.samplers.GridSampler:
-    """Optuna's grid sampler without its end, which stops ``study.optimize`` and counts lost points as done."""
-    from optuna.samplers import GridSampler
-
-    class EndlessGridSampler(GridSampler):
-        def after_trial(self, *arguments: Any) -> None:
-            return
-
-    sampler = EndlessGridSampler(space, seed=0)  # the seed numbers the points, alike for all workers
-    sampler.reseed_rng()  # each worker draws differently among the remaining points
-    return sampler

@@ -16,7 +16,7 @@ from wassersmooth.robustness.attacks import IFGSM
 from wassersmooth.robustness.measurement import Measurement
 from wassersmooth.robustness.model_queries import scores
 from wassersmooth.study import acceleration, data, durable, figures, models
-from wassersmooth.study.config import FREE_TO_CHANGE, Machine, RunConfig, Study
+from wassersmooth.study.config import FREE_TO_CHANGE, Machine, Study
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
@@ -147,7 +147,9 @@ def _conclude(
         ["point", "clean", "robust", ""],
         [[str(m.point), f"{m.clean:.2f}", f"{m.robust:.2f}", ", ".join(marks.get(m, []))] for m in [unregularized, *found]],
     )
-    console.line(f"heat map: {heatmap.draw(found, best, folder / f'heatmap-{kind}.png')}")
+    picture = folder / f"heatmap-{kind}.png"
+    durable.write(picture, figures.to_png(heatmap.draw(found, best), 120))
+    console.line(f"heat map: {picture}")
     console.line(f"chosen: --regularizers {best.point}")
     if best.clean >= unregularized.clean and best.robust >= unregularized.robust:
         errors = " against ".join(f"{m.clean:.2f} and {m.robust:.2f} %" for m in (best, unregularized))
@@ -173,7 +175,7 @@ def _measure(
     runs: list[list[Run]] = []
     for point in points:
         configs = dataclasses.replace(study, regularizers=(str(point),)).runs(preset)
-        runs.append([Run.of(folder, _one_at_a_time(config)) for config in configs])
+        runs.append([Run.of(folder, config) for config in configs])
     diverged: list[Run] = []
     trainings = [_training(run, loaded, world, console, diverged) for group in runs for run in group]
     acceleration.interleave(trainings, world.device, study.machine.parallel)
@@ -185,10 +187,6 @@ def _measure(
         found.append(Measured(point, clean, robust, len(errors), any(one_answer for _, _, one_answer in errors)))
     acceleration.apply_settings(study.machine)
     return found
-
-
-def _one_at_a_time(config: RunConfig) -> RunConfig:
-    return dataclasses.replace(config, machine=dataclasses.replace(config.machine, parallel=1))
 
 
 def _training(run: Run, loaded: Dataset, world: World, console: Console, diverged: list[Run]) -> Iterator[None]:
