@@ -70,8 +70,25 @@ def test_a_quick_bench_writes_the_whole_json_and_shows_the_table(capsys: pytest.
     assert (report["memory"], report["throughput"], report["training"]) == (None, None, None)
     assert report["goals"] == []
     assert "H200" not in out  # the goals of a GPU say nothing about a CPU
+    kinds = [f"{kind}, radius {radius}" for kind in ("square gaussian", "disk constant", "square learned") for radius in (4, 8)]
+    kinds += [f"square edge-aware, radius {radius}" for radius in (4, 8)]
     others = {"error of the gradient, fast/double backward", "operator, square constant, times a copy: worst of 12"}
+    others |= {f"operator, {kind}, times a copy: worst of 4" for kind in kinds}
+    others |= {"operator, coherent motion, times a copy: worst of 8", "sample of L(x), times its normal numbers: worst of 1"}
     assert {goal["what"] for goal in goals(report | {"cuda": "13.0"})} == {*report["ratio"], *others}
+
+
+def test_goals_of_the_operator_are_those_of_its_weights() -> None:
+    ratios = {("gaussian", 4): 5.9, ("gaussian", 8): 12.1, ("edge-aware", 8): 39.0, ("constant", 8): 2.1, ("learned", 8): 0.0}
+    rows = [
+        {"neighborhood": "square", "weights": weights, "radius": radius, "op": "quad", "ratio": ratio}
+        for (weights, radius), ratio in ratios.items()
+    ]
+    rows[-1]["failure"] = "out of registers"
+    judged = {goal["what"].split(",")[1].strip(): goal["reached"] for goal in goals({"cuda": "13.0", "operator": rows[:1]})}
+    assert judged == {"square gaussian": True}
+    reached = [goal["reached"] for goal in goals({"cuda": "13.0", "operator": rows})]
+    assert reached == [True, False, True, False]  # what failed is in the table of the operator, and reaches nothing
 
 
 def test_other_parts_are_kept_if_machine_and_settings_are_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
