@@ -20,6 +20,8 @@ class Classifier(lightning.LightningModule):
 
     def training_step(self, batch, batch_idx):
         terms = self.gradients(*batch)
+        for parameter in self.network.parameters():  # over several devices: Lightning averages only in its own backward pass
+            parameter.grad = self.trainer.strategy.reduce(parameter.grad, reduce_op="mean")
         self.optimizers().step()
         self.log_dict({"loss": terms.loss, "penalty": terms.penalty}, prog_bar=True)
 

@@ -1,13 +1,11 @@
 """The recipes of docs/learning.md. Their code is read from the page, which tests/test_readme.py runs as a whole.
 
-That for several processes runs in fast_distributed_worker.py.
+That for several processes runs in fast_distributed_worker.py, and tests/test_examples.py runs the programs for other packages.
 """
 
-import importlib
 import re
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
@@ -101,21 +99,6 @@ def recipe(name):
     return found[name]
 
 
-def color_batch(size=32):
-    return torch.rand(2, 3, size, size), torch.tensor([1, 7])
-
-
-@pytest.mark.parametrize(("name", "package", "size"), [("timm_step", "timm", 64), ("transformers_step", "transformers", 32)])
-def test_models_of_other_libraries(name, package, size):
-    try:
-        importlib.import_module(package)
-    except (ImportError, RuntimeError) as error:  # timm imports torchvision, which fails beside a torch of another build
-        pytest.skip(f"needs {package}: {error}")
-    terms = recipe(name)(*color_batch(size))
-    assert terms.loss > 0
-    assert terms.penalty > 0
-
-
 def test_outputs_with_logits_need_no_wrapper():
     """What Hugging Face models return, without their package."""
 
@@ -141,15 +124,3 @@ def test_outputs_with_logits_need_no_wrapper():
             assert_matches(a, b, 1e-12)
     fast = wassersmooth.FastGradients(GradientPenalty(METRIC, 0.5), model)(images, labels)
     assert_matches(fast.total, other.total, 1e-10)
-
-
-def test_lightning():
-    lightning = pytest.importorskip("lightning", reason="needs lightning")
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Softplus(), nn.Linear(8, 3))
-    images, labels = torch.rand(16, 1, 8, 8), torch.arange(16) % 3
-    before = [parameter.clone() for parameter in network.parameters()]
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, labels), 8)
-    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
-    trainer.fit(recipe("lightning_module")(network), data)
-    assert not all(one.equal(other) for one, other in zip(network.parameters(), before, strict=True))
