@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from experiments.ground_metric.likelihoods import EUCLIDEAN, FITTED
 from experiments.ground_metric.measuring import TITLES
 from experiments.ground_metric.pairs import MOTIONS, SIDE
 from experiments.ground_metric.pairs import TITLES as MOTION_TITLES
+from experiments.markdown import bullet, paragraph, table
 from experiments.row_store import Row
 from experiments.uncertainty import Uncertainty
 from wassersmooth.study import durable, figures
@@ -69,15 +69,6 @@ def write_page(folder: Path, likelihoods: str, training: str) -> Path:
     return path
 
 
-def _paragraph(*parts: str) -> list[str]:
-    return [*textwrap.wrap(" ".join(parts), 140, break_long_words=False, break_on_hyphens=False), ""]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---', *['---:'] * (len(head) - 1)])}|"]
-    return lines + [f"| {' | '.join(row)} |" for row in rows]
-
-
 # Likelihoods
 
 
@@ -91,10 +82,10 @@ def _in_short(fits: Sequence[Row], trainings: Sequence[Trained]) -> list[str]:
         for motion in motions:
             wins.setdefault(_winner([row for row in mine if row["motion"] == motion]), []).append(str(motion))
         said += [f"{winner} fits {listed(of)} of {title} best" for winner, of in wins.items()]
-    lines = ["In short:", "", *_bullet(f"**Geometry.** Of all candidates below, {'; '.join(said)}.")]
+    lines = ["In short:", "", *bullet(f"**Geometry.** Of all candidates below, {'; '.join(said)}.")]
     for one in trainings:
-        lines += _bullet(f"**Training**, {one.title}. In parentheses: without a penalty.")
-        lines += [line for said in one.in_short for line in _bullet(said, indent=4)]
+        lines += bullet(f"**Training**, {one.title}. In parentheses: without a penalty.")
+        lines += [line for said in one.in_short for line in bullet(said, indent=4)]
     return [*lines, ""]
 
 
@@ -126,7 +117,7 @@ class Gain:
 def _likelihood_head(fits: Sequence[Row]) -> list[str]:
     train, test = fits[0]["pairs"]
     motions = listed([MOTION_TITLES[motion] for motion in MOTIONS])
-    return _paragraph(
+    return paragraph(
         f"Pairs are {SIDE}x{SIDE} crops of gray images before and after a motion: {motions}.",
         "Every candidate is a covariance `eta^2 (L(x) + mass I)` of their difference. Eta, mass and what else it has (weights",
         f"by `ws.fit_ground_metric`, the smoothness of coherent motion from 0 to 4 pixels) are fitted to {train} pairs of",
@@ -149,7 +140,7 @@ def _likelihood_table(rows: Sequence[Row]) -> list[str]:
             value = f"{mean[name]:.3f}"
             cells.append(f"**{value}**" if mean[name] == max(mean.values()) else value)
         found.append([escape_value(name), *cells])
-    return _table(["candidate", *motions], found)
+    return table(["candidate", *motions], found, 1)
 
 
 def _order(name: str) -> int:
@@ -189,15 +180,8 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
         width = f" (smoothness {listed(sorted({f'{one:g}' for one in smooth}), 'or')})" if smooth else ""
         off = [row for row in rows if row["motion"] == motion and row["fit"]["mass"] > 100]
         switched = " The fit switches transport off: its mass term is more than a hundred times L." if off else ""
-        lines += _bullet(f"**{motion}**: {winner}{width} wins. {'; '.join(said)}.{switched}")
+        lines += bullet(f"**{motion}**: {winner}{width} wins. {'; '.join(said)}.{switched}")
     return lines
-
-
-def _bullet(text: str, indent: int = 0) -> list[str]:
-    first, then = " " * indent + "- ", " " * (indent + 2)
-    return textwrap.wrap(
-        text, 140, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _likelihood_figure(fits: Sequence[Row]) -> bytes:
@@ -314,14 +298,14 @@ def _helping(folder: Path, one: Trained) -> list[str]:
     points, by_family = one.points, families(one.points)
     seeds = len({row["seed"] for point in points for row in point.rows})
     lines = [f"### {one.title}", ""]
-    lines += _paragraph(
+    lines += paragraph(
         f"{counted(len(points), 'method')} and {counted(seeds, 'seed')}; errors in percent, means over seeds. In bold: the",
         "strength of each family with the lowest mean validation error over clean, elastic, rotated and shifted images.",
     )
     lines += [*_errors_table(points, one.measures), ""]
     at_end = [name for name, of in by_family.items() if len(of) > 1 and chosen(of).strength == max(p.strength for p in of)]
     if at_end:
-        lines += _paragraph(
+        lines += paragraph(
             f"The largest strength that was tried is the best of {listed(at_end)}: more might be better still, so that a",
             "family whose best strength lies inside its range has an advantage in the comparisons.",
         )
@@ -329,7 +313,7 @@ def _helping(folder: Path, one: Trained) -> list[str]:
     durable.write(folder / name, _errors_figure(points))
     lines += [f"![Error on deformed images against clean error, {one.title}.]({name})", ""]
     lines += ["Networks with more than twice the lowest clean error are not in the figure.", ""]
-    lines += _paragraph(
+    lines += paragraph(
         "Differences in points (negative: the first is better), with one standard error over seeds and test images. A",
         "difference is shown, in bold, where it is significant together with all others of its table, by Holm at 5 %; there",
         f"are {len(one.equal)} and {len(one.at_chosen)} of them. All others are not shown. A dash: the two have no clean error",
@@ -349,7 +333,7 @@ def _errors_table(points: Sequence[Point], measures: Sequence[str]) -> list[str]
             label = f"**{label}**" if point is best and len(members) > 1 else label
             values = [point.mean(name) for name in ("clean", *measures)]
             found.append([label, str(len(point.rows)), *(DASH if value is None else f"{value:.1f}" for value in values)])
-    return _table(["method, strength", "seeds", *(TITLES[name] for name in ("clean", *measures))], found)
+    return table(["method, strength", "seeds", *(TITLES[name] for name in ("clean", *measures))], found, 1)
 
 
 def _errors_figure(points: Sequence[Point]) -> bytes:
@@ -414,8 +398,9 @@ def _compared(title: str, found: Compared, measures: Sequence[str]) -> list[str]
             text = DASH if gap is None else f"{gap.mean:+.1f}{spread}"
             cells.append(f"**{text}**" if (first, second, name) in clear else text)
         rows.append([escape_value(f"{first} against {_named(second)}"), *cells])
-        said += [line for one in shown(found, first, [second]) for line in _bullet(escape_value(f"{first} {one}."))]
-    return [f"{title}:", "", *_table(["comparison", *(TITLES[name] for name in columns)], rows), "", "Shown:", "", *said, ""]
+        said += [line for one in shown(found, first, [second]) for line in bullet(escape_value(f"{first} {one}."))]
+    head = ["comparison", *(TITLES[name] for name in columns)]
+    return [f"{title}:", "", *table(head, rows, 1), "", "Shown:", "", *said, ""]
 
 
 def _origins(rows: Sequence[Row]) -> list[str]:
@@ -431,5 +416,5 @@ def _origins(rows: Sequence[Row]) -> list[str]:
     commands = ("fit", "train --datasets mnist --device cpu", "train --datasets cifar10 --workers 2", "render")
     if any("errors" in row for row in rows):
         said = "Seeds of training differ in initial weights and the order of images: the labeled images are the same."
-        lines += ["", *_paragraph(said)[:-1]]
+        lines += ["", *paragraph(said)[:-1]]
     return [*lines, "", *(f"    python -m experiments.ground_metric {command}" for command in commands), ""]

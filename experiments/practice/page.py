@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from experiments import markdown
+from experiments.markdown import paragraph
 from experiments.practice import stored_rows, suggestions
 from experiments.practice.choosing import AIMS, Aim, Point, chosen, families, plain_of, points_of
 from experiments.practice.plans import FULL, Table
@@ -61,7 +62,7 @@ def write_page(folder: Path, rows: str, suggested: str) -> Path:
         durable.write(folder / PLOT, _plot(there))
         lines += [f"![Clean error against error under attack, for each family over its strengths.]({PLOT})", ""]
     if missing := [FULL.tables[name].title for name in tables if name not in there]:
-        lines += _paragraph(f"Not trained yet: {'; '.join(missing)}.")
+        lines += paragraph(f"Not trained yet: {'; '.join(missing)}.")
     for name, mine in there.items():
         lines += [f"## {FULL.tables[name].title}", "", *_aims(name, mine), *_pays(mine)]
     lines += _suggestions(there, folder / suggested)
@@ -72,16 +73,6 @@ def write_page(folder: Path, rows: str, suggested: str) -> Path:
     path = folder / NAME
     durable.write(path, ("\n".join(lines).rstrip() + "\n").encode())
     return path
-
-
-def _paragraph(*parts: str) -> list[str]:
-    return [*textwrap.wrap(" ".join(parts), 140, break_long_words=False, break_on_hyphens=False), ""]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
-    """A Markdown table whose first columns are words."""
-    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---'] * words + ['---:'] * (len(head) - words))}|"]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
 def _size(epsilon: float) -> str:
@@ -147,7 +138,7 @@ def _newcomer(name: str, rows: Sequence[Row]) -> list[str]:
         "validation images, for each aim; the second is judged by the smaller attack. Times are rough: of networks that differ "
         f"in eta alone, one took up to {_variation(rows):.1f} times as long as another. All families are below."
     )
-    return [*_paragraph(text), *_table(head, lines, 2)]
+    return [*paragraph(text), *markdown.table(head, lines, 2), ""]
 
 
 def _aims(name: str, rows: Sequence[Row]) -> list[str]:
@@ -167,10 +158,10 @@ def _aims(name: str, rows: Sequence[Row]) -> list[str]:
             edge = "" if len(members) < 2 or point not in (members[0], members[-1]) else " (edge)"
             values = (_value(point, measure) for measure in measures)
             lines.append([escape_value(family), f"{_size(point.eta)}{edge}", *values, _cost(point, plain), _memory(point)])
-        found += [f"### {AIM_TITLES[aim][:1].upper()}{AIM_TITLES[aim][1:]}", "", *_table(head, lines)]
+        found += [f"### {AIM_TITLES[aim][:1].upper()}{AIM_TITLES[aim][1:]}", "", *markdown.table(head, lines, 1), ""]
     stuck = [point.rows[0]["regularizer"] for point in points if point.held_out("clean") > GUESSING]
     if stuck:
-        found += _paragraph(
+        found += paragraph(
             f"Still near guessing at the end: {escape_value(listed(stuck))}. In this recipe eta of a penalty may grow over the",
             "first epochs, and the size of an attack does not: that says nothing about attacks with another recipe.",
         )
@@ -190,7 +181,7 @@ def _pays(rows: Sequence[Row]) -> list[str]:
     gain = statistics.fmean(before) - statistics.fmean(after)
     clear = len(before) > 1 and len(after) > 1 and min(before) > max(after)
     said = "every seed is better than every seed of the plain network" if clear else "not shown beyond the spread of seeds"
-    return _paragraph(
+    return paragraph(
         "Does smoothness lower the clean error here? With the penalty and strength of the lowest validation error "
         f"({best.family}, eta {best.eta:g}) it is {abs(gain):.1f} points {'lower' if gain > 0 else 'higher'} on test images "
         f"({counted(len(after), 'seed')}): {said}."
@@ -205,14 +196,14 @@ def _suggestions(there: dict[str, list[Row]], suggested: Path) -> list[str]:
     if not any(compared):
         return []
     lines = ["## How good suggested strengths are", ""]
-    lines += _paragraph(
+    lines += paragraph(
         "`ws.suggest_eta(objective, model, loader, epsilon)`, called on the network before training, beside the strength with",
         "the lowest validation error under PGD-20 of size epsilon. Points lost are those of the suggestion: test error there",
         "minus test error at the searched strength; negative where the suggestion is better.",
         "On MNIST and digits, networks were trained at both strengths. On CIFAR-10 the search is that of",
         "[the frontier](../frontier/frontier.md), and errors at suggested strengths are interpolated in the logarithm of eta.",
     )
-    lines += _paragraph(
+    lines += paragraph(
         "The rule was chosen with the frontier in view; MNIST and digits were trained afterwards, at strengths in",
         "factors of 2.5 to 3 that were set after a look at suggestions, so that ratios near 1 are partly their doing. The",
         "strengths that the search tried are few, and (edge) says that it chose the first or last of them: a wider search",
@@ -223,14 +214,14 @@ def _suggestions(there: dict[str, list[Row]], suggested: Path) -> list[str]:
         if len(left_out) == len(found):
             continue
         total = summary(found)
-        lines += _paragraph(
+        lines += paragraph(
             f"**{found[0].where}**: {total['count']} suggestions, {total['least']:.2f} to {total['most']:.2f} times the",
             f"searched strength; on average {total['clean']:+.1f} points of clean error and {total['robust']:+.1f} of robust",
             f"error; at worst {total['worst']:+.1f} points of robust error.",
             f"Not counted: {len(left_out)} outside of what the search tried." if left_out else "",
         )
         head = ["family", "attack", "suggested", "searched", "clean, points lost", "robust error", "points lost"]
-        lines += _table(head, map(_compared, found), 2)
+        lines += [*markdown.table(head, map(_compared, found), 2), ""]
     return lines
 
 
@@ -256,7 +247,7 @@ def _all(name: str, rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.get("diverged")
     ]
-    return _table(head, lines)
+    return [*markdown.table(head, lines, 1), ""]
 
 
 def _origins(rows: Sequence[Row]) -> list[str]:
@@ -266,7 +257,7 @@ def _origins(rows: Sequence[Row]) -> list[str]:
     counts = {name: [row["images"][name] for row in rows if name in row.get("images", {})] for name in ("clean", "far")}
     on = max((row["images"].get("autoattack_far", 0) for row in rows if "images" in row), default=0)
     attacked = f", AutoAttack (ours) on {on}" if on else ""
-    return _paragraph(
+    return paragraph(
         f"{counted(len(rows), 'network')}, on {escape_value(listed(hardware))}; torch {listed(torches)};",
         f"commit {listed(commits)}. Clean error on up to {max(counts['clean'], default=0)} test images, all else on up to",
         f"{max(counts['far'], default=0)}{attacked}. PGD has 20 steps on the margin loss. Elastic: 1.5 pixels",
