@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments import markdown
 from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD
 from wassersmooth.study.bench.timing import keep_freed_memory
 
@@ -130,11 +131,10 @@ def measure_attacks(device: torch.device, images: int, rounds: int, steps: int) 
 
 def attack_lines(report: dict[str, Any]) -> list[str]:
     """The report as a table in Markdown."""
-    head = [OURS, *OTHERS]
-    lines = [f"| attack | {' | '.join(head)} | ratio to the faster (goal: at most 1.05) |", "|---" * (len(head) + 2) + "|"]
+    head, found = (OURS, *OTHERS), []
     for row in report["rows"]:
         cells = [row["milliseconds_per_image"].get(name) for name in head]
         shown = ["-" if cell is None else f"{cell:.3f} ms" for cell in cells]
         ratio = row["ratio_to_the_faster"]
-        lines.append(f"| {row['attack']} | {' | '.join(shown)} | {'-' if ratio is None else f'{ratio:.2f}'} |")
-    return lines
+        found.append([row["attack"], *shown, "-" if ratio is None else f"{ratio:.2f}"])
+    return markdown.table(("attack", *head, "ratio to the faster (goal: at most 1.05)"), found)

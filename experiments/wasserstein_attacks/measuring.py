@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import wassersmooth as ws
 from experiments import row_store
+from experiments.row_store import Row
 from experiments.wasserstein_attacks.published_attacks import FrankWolfe, PlanPGD, SinkhornPGD
 from wassersmooth.study.data import Dataset, Part
 
-Row = dict[str, Any]
 Attacker = Callable[[nn.Module, Tensor, Tensor, float], Tensor]
 
 KEY = ("network", "attack", "epsilon")
