@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from experiments.paper.page import page
 from experiments.paper.plots import STORED_FIGURES, epsilon_png, errors_png, neighborhoods_png, packed, strip_png
 from experiments.paper.results import BETWEEN, KEY, REGULARIZERS, Results, row_of
 from wassersmooth.robustness.suites import SuiteName
-from wassersmooth.study import data, durable, experiment, figure_data
+from wassersmooth.study import data, durable, experiment, figure_data, provenance
 from wassersmooth.study.config import Data
 from wassersmooth.study.console import Console
 from wassersmooth.study.errors import StudyError
@@ -71,7 +70,7 @@ def publish_models(runs: Sequence[Run], folder: Path, data_dir: Path | None, con
         subset = {"dataset": run.config.data.dataset, "split_seed": run.config.data.split_seed, "images": SUBSET}
         subset |= {"suite": SUITE, "device": "cpu", "test_sha256": measured["test_sha256"]}
         known["models"][name] = {
-            "sha256": hashlib.sha256(content).hexdigest(),
+            "sha256": provenance.file_sha256(folder / name),
             "bytes": len(content),
             "run": run.config.name,
             "epochs": run.config.training.epochs,

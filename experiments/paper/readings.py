@@ -11,30 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments import row_store, side_by_side
+from experiments import error_rates, row_store, side_by_side
 from experiments.paper.plans import BY_NAME, Scale, Setting
-from experiments.paper.protocol import error_of, identity, sha256_of
 from experiments.row_store import Row
 from wassersmooth.robustness.attacks import PGD
 from wassersmooth.robustness.intervals import bootstrap
-from wassersmooth.robustness.measurement import Measurement, PerImage, Perturbation
-from wassersmooth.robustness.model_queries import isolated_model
+from wassersmooth.robustness.measurement import Perturbation
 from wassersmooth.robustness.suites import CLEAN, PREDICTED, perturbations
-from wassersmooth.robustness.translations import AXES, Axis, label_flips
+from wassersmooth.robustness.translations import AXES
 from wassersmooth.study import acceleration, data, provenance
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
 from wassersmooth.study.distributed import World
 from wassersmooth.study.runs import Run
-from wassersmooth.study.stored_json import (
-    PERCENT,
-    list_of,
-    number,
-    object_of,
-    one_of,
-    text,
-    whole,
-)
+from wassersmooth.study.stored_json import PERCENT, list_of, number, object_of, one_of, text, whole
 from wassersmooth.study.training import training
 
 KEY = ("reading", "eta", "seed", "epochs")
@@ -131,27 +121,13 @@ def attacks(size: tuple[int, int]) -> dict[str, Perturbation]:
 def measured(model: nn.Module, loaded: Dataset, scale: Scale) -> dict[str, Any]:
     """Errors, which images are wrong, and flips, on test images."""
     row: dict[str, Any] = {"errors": {}, "images": {}, "intervals": {}, "wrong": {}, "flips": {}}
-    images = loaded.test.images
     clean, attacked, moved = scale.images
-    with isolated_model(model, images) as inner:
-        inner.eval()
-        found = Measurement(inner, images, loaded.test.labels, seed=0)
-        for name, perturb in {CLEAN: identity, **attacks(loaded.size)}.items():
-            wrong = found.misclassified(name, perturb, clean if name == CLEAN else attacked)
-            for part, value in zip(("errors", "intervals", "wrong"), error_of(wrong).values(), strict=True):
-                row[part][name] = value
-            row["images"][name] = len(wrong)
+    with error_rates.measuring(model, loaded.test) as found:
+        for name, perturb in {CLEAN: error_rates.as_they_are, **attacks(loaded.size)}.items():
+            error_rates.add_error(row, name, found.misclassified(name, perturb, clean if name == CLEAN else attacked))
         for axis in AXES:
-            flips = found.collect(f"flips_{axis}", _flips(inner, axis), moved)
+            flips = found.collect(f"flips_{axis}", error_rates.flips(found.model, axis, REACH), moved)
             row["flips"][axis] = round(float(flips.mean()), 4)
             ends = bootstrap(flips, torch.Generator().manual_seed(0))
             row["intervals"][f"flips_{axis}"] = [round(end, 4) for end in ends]
-    return row | {"test_sha256": sha256_of(images)}
-
-
-def _flips(model: nn.Module, axis: Axis) -> PerImage:
-    def count(images: torch.Tensor, labels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        size = images.shape[-1 if axis == "horizontal" else -2]
-        return label_flips(model, images, axis, min(REACH, size - 1)).double()
-
-    return count
+    return row | {"test_sha256": provenance.tensor_sha256(loaded.test.images)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -10,19 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from experiments import row_store, side_by_side
+from experiments.error_rates import add_error, as_they_are, measuring
 from experiments.row_store import Row
 from experiments.sweeps import attack_steps, sweeps
 from experiments.track.entries import RECIPE, Entry, Scale
 from experiments.track.rule import AUTOATTACK, KEY, SELECTING, chosen_names
 from wassersmooth.robustness.attacks import AutoAttack, MultiTargetedPGD
-from wassersmooth.robustness.intervals import wilson
-from wassersmooth.robustness.measurement import Measurement, Perturbation
-from wassersmooth.robustness.model_queries import isolated_model
+from wassersmooth.robustness.measurement import Perturbation
 from wassersmooth.study import acceleration, data, provenance
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset, Part
@@ -134,11 +131,11 @@ class Work:
     def _select(self, model: nn.Module, loaded: Dataset, row: Row) -> None:
         """Errors by which entries of one idea are compared, and the clean test error."""
         held_out: Row = {"errors": {}, "images": {}, "intervals": {}, "wrong": {}}
-        _measure(model, loaded.validation, {"clean": _identity}, held_out)
+        _measure(model, loaded.validation, {"clean": as_they_are}, held_out)
         few = Part(loaded.validation.images[: self.scale.validated], loaded.validation.labels[: self.scale.validated])
         _measure(model, few, {SELECTING: MultiTargetedPGD(8 / 255, 2 / 255, 20)}, held_out)
         row["validation"] = {"errors": held_out["errors"], "images": held_out["images"]}
-        _measure(model, loaded.test, {"clean": _identity}, row)
+        _measure(model, loaded.test, {"clean": as_they_are}, row)
         self.console.line(
             f"{row['entry']}, seed {row['seed']}: validation: clean {held_out['errors']['clean']:.1f} %, robust "
             f"{held_out['errors'][SELECTING]:.1f} %"
@@ -173,18 +170,8 @@ class Work:
         row_store.add(self.rows, [row], KEY)
 
 
-def _identity(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return images
-
-
 def _measure(model: nn.Module, part: Part, perturbations: dict[str, Perturbation], row: Row) -> None:
     """Add the errors under these perturbations to a row, and which images are wrong, in one random order."""
-    with isolated_model(model, part.images) as inner:
-        inner.eval()
-        found = Measurement(inner, part.images, part.labels, seed=0)
+    with measuring(model, part) as found:
         for name, perturb in perturbations.items():
-            wrong = found.misclassified(name, perturb)
-            row["errors"][name] = round(100 * float(wrong.double().mean()), 4)
-            row["images"][name] = len(wrong)
-            row["intervals"][name] = [round(end, 3) for end in wilson(int(wrong.sum()), len(wrong))]
-            row["wrong"][name] = base64.b64encode(np.packbits(wrong.numpy()).tobytes()).decode()
+            add_error(row, name, found.misclassified(name, perturb))
