@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from experiments import row_store
+from experiments import processes, row_store
 from experiments.ground_metric import page, stored_rows
 from experiments.ground_metric.helping import KEY, Work
 from experiments.ground_metric.likelihoods import row_of
@@ -134,15 +132,8 @@ class Train(Where):
             Console().line(rows if missing else "all rows are there")
 
     def _spawn(self) -> None:
-        flags = [f"--output={self.output}", f"--device={self.device}", f"--seconds={self.seconds}", f"--runs={self.runs}"]
-        flags += [f"--parallel={self.parallel}", f"--workers={self.workers}", "--datasets", *self.datasets]
-        flags += ["--seeds", *map(str, self.seeds)]
-        flags += [] if self.cifar_dir is None else [f"--cifar-dir={self.cifar_dir}"]
-        flags += [] if self.mnist_dir is None else [f"--mnist-dir={self.mnist_dir}"]
-        flags += ["--small"] if self.small else []
-        command = [sys.executable, "-m", "experiments.ground_metric", "train", *flags]
-        workers = [subprocess.Popen([*command, f"--part={part}"]) for part in range(self.workers)]
-        if any([worker.wait() for worker in workers]):
+        commands = {part: processes.words_of(PROGRAM, replace(self, part=part)) for part in range(self.workers)}
+        if processes.run(commands):
             raise StudyError("a worker failed, see above; the rows of the others are stored")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from wassersmooth.study.training import training
 KEY = ("dataset", "augment", "method", "seed")
 
 
+@dataclass
 class Work:
     """The networks that are not in the file of rows yet. Several processes may share them: each takes what no other has taken.
 
-    Arguments:
+    Attributes:
         folder: of the data set.
         rows: the file.
         runs: the folder of checkpoints.
@@ -34,22 +36,19 @@ class Work:
         deadline: in seconds of ``time.perf_counter``: what is not finished then stays as a checkpoint.
     """
 
-    def __init__(
-        self,
-        scale: Scale,
-        folder: Path | None,
-        rows: Path,
-        runs: Path,
-        device: torch.device,
-        parallel: int,
-        at_once: int,
-        deadline: float,
-    ) -> None:
-        self.scale, self.folder, self.rows, self.runs, self.device = scale, folder, rows, runs, device
-        self.parallel, self.at_once, self.deadline = parallel, at_once, deadline
+    scale: Scale
+    folder: Path | None
+    rows: Path
+    runs: Path
+    device: torch.device
+    parallel: int
+    at_once: int
+    deadline: float
+
+    def __post_init__(self) -> None:
         self.console = Console()
         self.took: dict[str, float] = {}  # seconds of the last network of each kind, beside the others
-        self.attempts = side_by_side.Attempts(device, self.console)
+        self.attempts = side_by_side.Attempts(self.device, self.console)
 
     def run(self, settings: Sequence[Setting]) -> None:
         """Train and measure what is missing, in this order, until nothing can be begun."""

@@ -13,6 +13,7 @@ from experiments import row_store
 from experiments.practice import page, stored_rows, suggestions
 from experiments.practice.plans import FULL, SEEDS, SMALL, Scale, Setting, settings_of
 from experiments.practice.work import KEY, Work
+from experiments.processes import typed
 from wassersmooth.cli import Program
 from wassersmooth.study import durable
 from wassersmooth.study.console import Console
@@ -108,13 +109,14 @@ def _works(command: Train | Attack, started: float) -> list[Work]:
     root = command.data_root
     return [
         Work(
-            table=name,
+            name=name,
             scale=scale,
             folder=root / scale.tables[name].data.dataset if root and name != "digits" else None,
             rows=command.output / ROWS,
             runs=command.runs,
             device=choose_device(command.device),
             precision=command.precision,
+            command=typed(PROGRAM),
             deadline=started + command.seconds,
         )
         for name in tables

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,41 +35,37 @@ KEY = ("table", "regularizer", "seed", "suggested_for")
 BATCH = 128  # images of a batch for a suggestion
 
 
+@dataclass
 class Work:
     """Networks of one table that are not in the file of rows yet.
 
-    Arguments:
+    Attributes:
         folder: of the data set.
         rows: the file.
         runs: the folder of trained networks, from which AutoAttack takes them.
+        command: what was typed, for the rows.
         deadline: in seconds of ``time.perf_counter``; no network is begun that would not be finished by then.
     """
 
-    def __init__(
-        self,
-        *,
-        table: str,
-        scale: Scale,
-        folder: Path | None,
-        rows: Path,
-        runs: Path,
-        device: torch.device,
-        precision: str,
-        deadline: float,
-    ) -> None:
-        self.name, self.table, self.scale, self.folder = table, scale.tables[table], scale, folder
-        self.rows, self.runs, self.device, self.precision, self.deadline = rows, runs, device, precision, deadline
-        self.console = Console()
-        self.attempts = side_by_side.Attempts(device, self.console)
-        self.paces: list[float] = []  # seconds for each sweep of a step, of networks that this process has trained
-        self._loaded: Dataset | None = None
+    name: str
+    scale: Scale
+    folder: Path | None
+    rows: Path
+    runs: Path
+    device: torch.device
+    precision: str
+    command: str
+    deadline: float
 
-    @property
+    def __post_init__(self) -> None:
+        self.table, self.console = self.scale.tables[self.name], Console()
+        self.attempts = side_by_side.Attempts(self.device, self.console)
+        self.paces: list[float] = []  # seconds for each sweep of a step, of networks that this process has trained
+
+    @cached_property
     def loaded(self) -> Dataset:
-        if self._loaded is None:
-            config = Setting(self.name, "none", 0).config(self.scale, self.folder, self.precision)
-            self._loaded = data.load(config.data, self.scale.images[0] if self.name != "digits" else None).to(self.device)
-        return self._loaded
+        config = Setting(self.name, "none", 0).config(self.scale, self.folder, self.precision)
+        return data.load(config.data, self.scale.images[0] if self.name != "digits" else None).to(self.device)
 
     def stored(self) -> list[Row]:
         return [row for row in row_store.read(self.rows)["rows"] if row["table"] == self.name]
@@ -141,8 +138,7 @@ class Work:
             with side_by_side.full_precision(run.config.machine):
                 row |= measuring.measured(run.load_model(self.loaded).to(self.device), self.loaded, self.table, self.scale)
             row["measuring_seconds"] = round(time.perf_counter() - trained, 3)
-        command = ["python -m experiments.practice", *map(provenance.without_password, sys.argv[1:])]
-        row |= {"origin": provenance.origin(self.device), "command": " ".join(command), "threads": torch.get_num_threads()}
+        row |= {"origin": provenance.origin(self.device), "command": self.command, "threads": torch.get_num_threads()}
         self._store(row)
         self.paces.append((time.perf_counter() - started) / sweeps(point))
         errors = row.get("errors", {})

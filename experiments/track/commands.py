@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from experiments import row_store
+from experiments.processes import typed
 from experiments.track import page, rule
 from experiments.track.entries import ENTRIES, FULL, SMALL, chosen_entries
 from experiments.track.rule import KEY
@@ -62,7 +62,6 @@ class Try:
         if not self.seeds or self.parallel < 1:
             raise StudyError(f"seeds must be one or more, parallel at least 1; got {self.seeds} and {self.parallel}")
         device = choose_device(self.device)
-        command = " ".join(["python -m experiments.track", *sys.argv[1:]])
         work = Work(
             chosen_entries(self.entries, self.file),
             self.seeds,
@@ -72,7 +71,7 @@ class Try:
             runs=self.runs,
             device=device,
             parallel=self.parallel if device.type == "cuda" else 1,
-            command=command,
+            command=typed(PROGRAM),
             deadline=started + self.seconds,
         )
         done = work.run()
