@@ -117,7 +117,7 @@ class Published(Where):
         device, console = choose_device(self.device), Console()
         networks = {flow: levine_feizi.load(self.checkpoints, flow) for flow in self.flows}
         test = self.load("mnist", device).test
-        finished = {row_store.key_of(row, KEY) for row in row_store.read(self.output / ROWS)["rows"]}
+        finished = row_store.keys(self.output / ROWS, KEY)
         for flow, (model, sha256) in networks.items():
             for start in range(0, len(test), PART):
                 row = {"row": "published", "network": "mnist", "noise": "wasserstein", "sigma": flow, "part": start}

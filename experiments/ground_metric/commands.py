@@ -77,8 +77,7 @@ class Fit(Where):
             for seed in self.seeds:
                 for motion in MOTIONS:
                     row = {"dataset": dataset, "motion": motion, "seed": seed}
-                    known = {row_store.key_of(one, FIT_KEY) for one in row_store.read(path)["rows"]}
-                    if row_store.key_of(row, FIT_KEY) in known:
+                    if row_store.key_of(row, FIT_KEY) in row_store.keys(path, FIT_KEY):
                         continue
                     loaded = loaded or data.load(Data(dataset=dataset, data_dir=self.folder(dataset), validation=0.0))
                     console.line(f"{dataset}, {motion}, seed {seed}")
@@ -150,11 +149,9 @@ class Merge:
     """The folder of the rows that they are added to."""
 
     def __call__(self) -> None:
-        if not self.files:
-            raise StudyError("merge needs files of rows that train has written; got none; for instance training.json")
-        found = [row for path in self.files for row in stored_rows.read_trained(path)]
         path = self.output / TRAINING
-        Console().line(f"{path}: {counted(row_store.add(path, found, KEY), 'row')}")
+        count = row_store.merge(self.files, path, KEY, stored_rows.read_trained, "train")
+        Console().line(f"{path}: {counted(count, 'row')}")
 
 
 @dataclass(frozen=True)

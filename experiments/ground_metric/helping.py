@@ -64,7 +64,7 @@ class Work:
 
     def missing(self, settings: Sequence[Setting]) -> list[Setting]:
         """Those without a row."""
-        known = {row_store.key_of(row, KEY) for row in row_store.read(self.rows)["rows"]}
+        known = row_store.keys(self.rows, KEY)
         return [setting for setting in settings if row_store.key_of(setting.key, KEY) not in known]
 
     def _one(self, setting: Setting, loaded: Dataset, tried: set[Setting]) -> Iterator[None]:

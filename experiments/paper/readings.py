@@ -75,7 +75,7 @@ class Work:
 
     def missing(self, settings: Sequence[Setting]) -> list[Setting]:
         """Those without a row."""
-        known = {row_store.key_of(row, KEY) for row in row_store.read(self.rows)["rows"]}
+        known = row_store.keys(self.rows, KEY)
         return [one for one in settings if row_store.key_of(self._key(one), KEY) not in known]
 
     def _load(self) -> Dataset:

@@ -155,11 +155,8 @@ class Merge:
     """The folder of the rows that they are added to."""
 
     def __call__(self) -> None:
-        if not self.files:
-            raise StudyError(f"merge needs files of rows that train has written; got none; for instance {ROWS}")
-        found = [row for path in self.files for row in stored_rows.read(path)]
         path = self.output / ROWS
-        Console().line(f"{path}: {counted(row_store.add(path, found, KEY), 'row')}")
+        Console().line(f"{path}: {counted(row_store.merge(self.files, path, KEY, stored_rows.read, 'train'), 'row')}")
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Work:
             row["errors"] |= errors
             row["images"] |= dict.fromkeys(errors, self.scale.autoattack)
             row["autoattack_seconds"] = round(time.perf_counter() - started, 3)
-            self._store(row)
+            row_store.add(self.rows, [row], KEY)
             left -= 1
             self.console.line(f"{self.name}, {setting.regularizer}, seed {setting.seed}: {errors}")
         return not left
@@ -119,8 +119,7 @@ class Work:
         return self._has(setting)
 
     def _has(self, setting: Setting) -> bool:
-        wanted = row_store.key_of(setting.key, KEY)
-        return any(row_store.key_of(row, KEY) == wanted for row in self.stored())
+        return row_store.key_of(setting.key, KEY) in row_store.keys(self.rows, KEY)
 
     def _trained(self, setting: Setting, run: Run, name: str) -> Iterator[None]:
         started, point = time.perf_counter(), run.config.regularizer
@@ -139,7 +138,7 @@ class Work:
                 row |= measuring.measured(run.load_model(self.loaded).to(self.device), self.loaded, self.table, self.scale)
             row["measuring_seconds"] = round(time.perf_counter() - trained, 3)
         row |= {"origin": provenance.origin(self.device), "command": self.command, "threads": torch.get_num_threads()}
-        self._store(row)
+        row_store.add(self.rows, [row], KEY)
         self.paces.append((time.perf_counter() - started) / sweeps(point))
         errors = row.get("errors", {})
         said = ", ".join(f"{name} {errors[name]:.1f} %" for name in ("clean", "near", "far") if name in errors) or "diverged"
@@ -151,9 +150,6 @@ class Work:
         on_gpu = self.device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else None
         return {"training_seconds": round(seconds, 3), "epoch_seconds": min(epochs, default=math.nan), "peak_bytes": peak}
-
-    def _store(self, row: Row) -> None:
-        row_store.add(self.rows, [row], KEY)
 
 
 def suggestion(family: str, loaded: Dataset, model: Model | nn.Module, seed: int, epsilon: float) -> float:

@@ -117,7 +117,7 @@ class Counts:
 
 def missing(output: Path, todo: Sequence[Case]) -> list[Case]:
     """The cases of which the file has no row."""
-    done = {row_store.key_of(row, KEY) for row in row_store.read(output)["rows"]}
+    done = row_store.keys(output, KEY)
     return [case for case in todo if case.key() not in done]
 
 

@@ -97,7 +97,8 @@ class Published:
     """The file of rows that they are added to."""
 
     def __call__(self) -> None:
-        _add(rule.published_rows(self.frontier, self.date), self.results)
+        count = row_store.add(self.results, rule.published_rows(self.frontier, self.date), KEY)
+        Console().line(f"{self.results}: {counted(count, 'row')}")
 
 
 @dataclass(frozen=True)
@@ -113,9 +114,8 @@ class Merge:
     """The file of rows that they are added to."""
 
     def __call__(self) -> None:
-        if not self.files:
-            raise StudyError("merge needs files of rows that try has written; got none; for instance track.json")
-        _add([row for path in self.files for row in rule.read_rows(path)], self.results)
+        count = row_store.merge(self.files, self.results, KEY, rule.read_rows, "try")
+        Console().line(f"{self.results}: {counted(count, 'row')}")
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,6 @@ class Render:
 
     def __call__(self) -> None:
         Console().line(f"page: {page.write_page(self.results)}")
-
-
-def _add(rows: list[row_store.Row], results: Path) -> None:
-    Console().line(f"{results}: {counted(row_store.add(results, rows, KEY), 'row')}")
 
 
 PROGRAM = Program(

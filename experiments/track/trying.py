@@ -99,7 +99,7 @@ class Work:
             row["training_seconds"] = round(sum(one["seconds"] for one in run.metrics()), 3)
             with side_by_side.full_precision(run.config.machine):
                 self._select(run.load_model(loaded).to(self.device), loaded, row)
-        self._store(row)
+        row_store.add(self.rows, [row], KEY)
         self.left -= 1
 
     def _row_of(self, entry: Entry, seed: int) -> Row:
@@ -163,11 +163,8 @@ class Work:
                 with side_by_side.full_precision(run.config.machine):
                     _measure(run.load_model(loaded).to(self.device), part, {AUTOATTACK: AutoAttack(8 / 255)}, row)
                 self.longest = max(self.longest, time.perf_counter() - started)
-                self._store(row)
+                row_store.add(self.rows, [row], KEY)
                 self.console.line(f"{entry.name}, seed {seed}: AutoAttack {row['errors'][AUTOATTACK]:.1f} %")
-
-    def _store(self, row: Row) -> None:
-        row_store.add(self.rows, [row], KEY)
 
 
 def _measure(model: nn.Module, part: Part, perturbations: dict[str, Perturbation], row: Row) -> None:
