@@ -120,8 +120,14 @@ class Train(Where):
         for dataset in self.datasets:
             settings = settings_of("mnist" if dataset == "mnist" else "cifar10", self.seeds)
             work = Work(
-                *(self.scale, self.folder(dataset), self.output / TRAINING, self.runs, device),
-                *(parallel, parallel * self.workers, started + self.seconds),
+                scale=self.scale,
+                folder=self.folder(dataset),
+                rows=self.output / TRAINING,
+                runs=self.runs,
+                device=device,
+                parallel=parallel,
+                at_once=parallel * self.workers,
+                deadline=started + self.seconds,
             )
             if self.workers == 1 or self.part is not None:
                 work.run(settings)

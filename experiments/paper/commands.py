@@ -196,7 +196,7 @@ class Readings:
         read_rows(self.output)  # refuses a damaged file before any work
         device = choose_device(self.device)
         work = Work(
-            SMALL if self.small else FULL,
+            scale=SMALL if self.small else FULL,
             folder=self.data_dir,
             rows=self.output,
             runs=self.runs,

@@ -20,12 +20,9 @@ from wassersmooth.robustness.measurement import Perturbation
 from wassersmooth.robustness.suites import CLEAN, PREDICTED, perturbations
 from wassersmooth.robustness.translations import AXES
 from wassersmooth.study import acceleration, data, provenance
-from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
-from wassersmooth.study.distributed import World
 from wassersmooth.study.runs import Run
 from wassersmooth.study.stored_json import PERCENT, list_of, number, object_of, one_of, text, whole
-from wassersmooth.study.training import training
 
 KEY = ("reading", "eta", "seed", "epochs")
 REACH = 16
@@ -41,29 +38,16 @@ def read_rows(path: Path) -> list[Row]:
     return row_store.networks(path, ENTRIES, TRAINED)
 
 
-@dataclass
-class Work:
-    """Networks that are not in the file of rows yet. Several processes may share them: each takes what no other has taken.
+@dataclass(kw_only=True)
+class Work(side_by_side.SharedWork):
+    """The networks of readings.
 
     Attributes:
-        folder: of the data set; None for the usual places.
-        runs: the folder of checkpoints.
-        parallel: networks that this process trains at a time.
-        deadline: in seconds of ``time.perf_counter``: what is not finished then stays as a checkpoint.
+        command: what was typed, for the rows.
     """
 
     scale: Scale
-    folder: Path | None
-    rows: Path
-    runs: Path
-    device: torch.device
-    parallel: int
     command: str
-    deadline: float = float("inf")
-
-    def __post_init__(self) -> None:
-        self.console = Console()
-        self.attempts = side_by_side.Attempts(self.device, self.console)
 
     def run(self, settings: Sequence[Setting]) -> bool:
         """Train and measure what is missing, in this order; whether all rows are there now."""
@@ -97,14 +81,13 @@ class Work:
     def _trained(self, setting: Setting, run: Run, loaded: Dataset) -> Iterator[None]:
         row: Row = self._key(setting) | {"runs_at_once": self.parallel}
         objective = setting.reading.objective(setting.eta, loaded)
-        steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console, objective)
-        if not (yield from side_by_side.train(run, steps, row, str(setting), self.deadline, self.console)):
+        if not (yield from self.train_network(run, self.steps(run, loaded, objective), row, str(setting))):
             return
         if "diverged" not in row:
             started = time.perf_counter()
             row["training_seconds"] = round(sum(one["seconds"] for one in run.metrics()), 3)
-            with side_by_side.full_precision(run.config.machine):
-                row |= measured(run.load_model(loaded).to(self.device), loaded, self.scale)
+            with self.trained_model(run, loaded) as model:
+                row |= measured(model, loaded, self.scale)
             row["measuring_seconds"] = round(time.perf_counter() - started, 3)
         row_store.add(self.rows, [row | {"origin": provenance.origin(self.device), "command": self.command}], KEY)
         said = "diverged" if row.get("diverged") else f"clean {row['errors'][CLEAN]:.1f} %"

@@ -6,9 +6,8 @@ import gc
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,50 +16,39 @@ from torch import nn
 from experiments import row_store, side_by_side
 from experiments.practice import measuring
 from experiments.practice.choosing import chosen_rows
-from experiments.practice.plans import Scale, Setting, penalties, with_eta
+from experiments.practice.plans import Scale, Setting, Table, penalties, with_eta
 from experiments.row_store import Row
 from experiments.sweeps import sweeps
 from wassersmooth.learning.objectives import GradientPenalty
 from wassersmooth.learning.suggestion import BATCHES, suggest_eta
 from wassersmooth.study import data, models, provenance
 from wassersmooth.study.config import Model
-from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
-from wassersmooth.study.distributed import World
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import Run
-from wassersmooth.study.training import training
 
 KEY = ("table", "regularizer", "seed", "suggested_for")
 BATCH = 128  # images of a batch for a suggestion
 
 
-@dataclass
-class Work:
-    """Networks of one table that are not in the file of rows yet.
+@dataclass(kw_only=True)
+class Work(side_by_side.SharedWork):
+    """The networks of one table, one after the other; none is begun that would not be finished by the deadline.
 
     Attributes:
-        folder: of the data set.
-        rows: the file.
-        runs: the folder of trained networks, from which AutoAttack takes them.
         command: what was typed, for the rows.
-        deadline: in seconds of ``time.perf_counter``; no network is begun that would not be finished by then.
+        paces: seconds for each sweep of a step, of networks that this process has trained.
     """
 
     name: str
     scale: Scale
-    folder: Path | None
-    rows: Path
-    runs: Path
-    device: torch.device
     precision: str
     command: str
-    deadline: float
+    paces: list[float] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.table, self.console = self.scale.tables[self.name], Console()
-        self.attempts = side_by_side.Attempts(self.device, self.console)
-        self.paces: list[float] = []  # seconds for each sweep of a step, of networks that this process has trained
+    @property
+    def table(self) -> Table:
+        return self.scale.tables[self.name]
 
     @cached_property
     def loaded(self) -> Dataset:
@@ -95,8 +83,7 @@ class Work:
             if not run.finished or time.perf_counter() + took > self.deadline:
                 continue
             started = time.perf_counter()
-            with side_by_side.full_precision(run.config.machine):
-                model = run.load_model(self.loaded).to(self.device)
+            with self.trained_model(run, self.loaded) as model:
                 errors = measuring.autoattacked(model, self.loaded.test, self.table, self.scale.autoattack)
             took = max(took, time.perf_counter() - started)
             row["errors"] |= errors
@@ -128,14 +115,13 @@ class Work:
         if self.device.type == "cuda":
             gc.collect()  # the step before holds a graph and its memory, which would count as this network's
             torch.cuda.reset_peak_memory_stats(self.device)
-        steps = iter(()) if run.finished else training(run, self.loaded, World(self.device), self.console)
-        if not (yield from side_by_side.train(run, steps, row, name, self.deadline, self.console)):
+        if not (yield from self.train_network(run, self.steps(run, self.loaded), row, name)):
             return
         if "diverged" not in row:
             trained = time.perf_counter()
             row |= self._cost(run, trained - started)
-            with side_by_side.full_precision(run.config.machine):
-                row |= measuring.measured(run.load_model(self.loaded).to(self.device), self.loaded, self.table, self.scale)
+            with self.trained_model(run, self.loaded) as model:
+                row |= measuring.measured(model, self.loaded, self.table, self.scale)
             row["measuring_seconds"] = round(time.perf_counter() - trained, 3)
         row |= {"origin": provenance.origin(self.device), "command": self.command, "threads": torch.get_num_threads()}
         row_store.add(self.rows, [row], KEY)

@@ -63,9 +63,9 @@ class Try:
             raise StudyError(f"seeds must be one or more, parallel at least 1; got {self.seeds} and {self.parallel}")
         device = choose_device(self.device)
         work = Work(
-            chosen_entries(self.entries, self.file),
-            self.seeds,
-            SMALL if self.small else FULL,
+            entries=chosen_entries(self.entries, self.file),
+            seeds=self.seeds,
+            scale=SMALL if self.small else FULL,
             folder=self.data_dir,
             rows=self.results,
             runs=self.runs,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,41 +18,27 @@ from experiments.track.rule import AUTOATTACK, KEY, SELECTING, chosen_names
 from wassersmooth.robustness.attacks import AutoAttack, MultiTargetedPGD
 from wassersmooth.robustness.measurement import Perturbation
 from wassersmooth.study import acceleration, data, provenance
-from wassersmooth.study.console import Console
+from wassersmooth.study.config import RunConfig
 from wassersmooth.study.data import Dataset, Part
-from wassersmooth.study.distributed import World
 from wassersmooth.study.runs import Run
-from wassersmooth.study.training import training
 
 
-@dataclass
-class Work:
-    """Entries with seeds, and where their rows go.
+@dataclass(kw_only=True)
+class Work(side_by_side.SharedWork):
+    """Entries with seeds.
 
     Attributes:
-        folder: of the data set; None for the usual places.
-        rows: the file.
-        runs: the folder of checkpoints and networks.
         command: what was typed, for the rows.
-        deadline: in seconds of ``time.perf_counter``: what is not finished then stays as a checkpoint.
+        left: networks that are not measured yet.
+        longest: seconds of one AutoAttack: none is begun with less time left.
     """
 
     entries: Sequence[Entry]
     seeds: Sequence[int]
     scale: Scale
-    folder: Path | None
-    rows: Path
-    runs: Path
-    device: torch.device
-    parallel: int
     command: str
-    deadline: float = math.inf
-
-    def __post_init__(self) -> None:
-        self.console = Console()
-        self.attempts = side_by_side.Attempts(self.device, self.console)
-        self.left = 0  # networks that are not measured yet
-        self.longest = 0.0  # seconds of one AutoAttack: none is begun with less time left
+    left: int = 0
+    longest: float = 0.0
 
     def run(self) -> bool:
         """Train what is missing, then attack what the rule judges; whether everything is there now."""
@@ -67,7 +50,7 @@ class Work:
         self._judge(loaded)
         return not self.left
 
-    def _config(self, entry: Entry, seed: int) -> Any:
+    def _config(self, entry: Entry, seed: int) -> RunConfig:
         return entry.config(seed, self.scale, self.folder, self.parallel)
 
     def _run(self, entry: Entry, seed: int) -> Run:
@@ -91,14 +74,13 @@ class Work:
     def _trained(self, entry: Entry, seed: int, run: Run, loaded: Dataset) -> Iterator[None]:
         """Train one network, time its step alone, and select by validation images."""
         row, name = self._row_of(entry, seed), f"{entry.name}, seed {seed}"
-        steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console)
-        timed = self._timed(steps, row, len(loaded.train))
-        if not (yield from side_by_side.train(run, timed, row, name, self.deadline, self.console)):
+        timed = self._timed(self.steps(run, loaded), row, len(loaded.train))
+        if not (yield from self.train_network(run, timed, row, name)):
             return
         if "diverged" not in row:
             row["training_seconds"] = round(sum(one["seconds"] for one in run.metrics()), 3)
-            with side_by_side.full_precision(run.config.machine):
-                self._select(run.load_model(loaded).to(self.device), loaded, row)
+            with self.trained_model(run, loaded) as model:
+                self._select(model, loaded, row)
         row_store.add(self.rows, [row], KEY)
         self.left -= 1
 
@@ -143,8 +125,7 @@ class Work:
 
     def _judge(self, loaded: Dataset) -> None:
         """AutoAttack on test images, for the entries that validation images choose among all of their idea."""
-        test = data.load(self._config(self.entries[0], 0).data, self.scale.attacked).test
-        part = Part(test.images.to(self.device), test.labels.to(self.device))
+        part = data.load(self._config(self.entries[0], 0).data, self.scale.attacked).test.to(self.device)
         chosen = chosen_names(row_store.read(self.rows)["rows"])
         waiting = {entry.idea for entry in self.entries for seed in self.seeds if self._row(entry, seed) is None}
         for entry in self.entries:
@@ -160,8 +141,8 @@ class Work:
                     self.console.line(f"{entry.name}, seed {seed}: not attacked yet; the same command continues")
                     self.left += 1
                     continue
-                with side_by_side.full_precision(run.config.machine):
-                    _measure(run.load_model(loaded).to(self.device), part, {AUTOATTACK: AutoAttack(8 / 255)}, row)
+                with self.trained_model(run, loaded) as model:
+                    _measure(model, part, {AUTOATTACK: AutoAttack(8 / 255)}, row)
                 self.longest = max(self.longest, time.perf_counter() - started)
                 row_store.add(self.rows, [row], KEY)
                 self.console.line(f"{entry.name}, seed {seed}: AutoAttack {row['errors'][AUTOATTACK]:.1f} %")
