@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ from experiments.ground_metric.comparing import (
     chosen,
     difference_at_chosen,
     difference_at_equal_clean,
-    families,
     points_of,
 )
 from experiments.ground_metric.likelihoods import EUCLIDEAN, FITTED
@@ -25,6 +25,7 @@ from experiments.ground_metric.measuring import TITLES
 from experiments.ground_metric.pairs import MOTIONS, SIDE
 from experiments.ground_metric.pairs import TITLES as MOTION_TITLES
 from experiments.markdown import bullet, paragraph, table
+from experiments.points import families
 from experiments.row_store import Row
 from experiments.uncertainty import Uncertainty
 from wassersmooth.study import durable, figures
@@ -45,15 +46,14 @@ DEFORMED = {"clean": "clean", "elastic_1.5": "elastically deformed", "rotation_1
 def write_page(folder: Path, likelihoods: str, training: str) -> Path:
     """Write the page and the figures beside the rows."""
     fits = stored_rows.read_fits(folder / likelihoods)
+    fitted = [Fitted(dataset, mine) for dataset in DATASETS if (mine := [row for row in fits if row["dataset"] == dataset])]
     trained = [row for row in stored_rows.read_trained(folder / training) if not row.get("diverged")]
     trainings = Trained.of_rows(trained)
-    lines = ["# A ground metric from natural pairs, and whether it helps", "", *_in_short(fits, trainings)]
+    lines = ["# A ground metric from natural pairs, and whether it helps", "", *_in_short(fitted, trainings)]
     lines += ["## Which geometry natural variations have", "", *_likelihood_head(fits)]
-    for dataset, title in DATASETS.items():
-        mine = [row for row in fits if row["dataset"] == dataset]
-        if mine:
-            lines += [f"### {title}", "", *_likelihood_table(mine), "", *_verdicts(mine), ""]
-    durable.write(folder / "likelihoods.png", _likelihood_figure(fits))
+    for of in fitted:
+        lines += [f"### {DATASETS[of.dataset]}", "", *_likelihood_table(of), "", *_verdicts(of), ""]
+    durable.write(folder / "likelihoods.png", _likelihood_figure(fitted))
     lines += ["![Held-out likelihood of each candidate above that of white noise.](likelihoods.png)", ""]
     if drawn := [row for row in fits if row["dataset"] == "mnist" and row["seed"] == 0]:
         durable.write(folder / "weights.png", _weights_figure(drawn))
@@ -72,26 +72,44 @@ def write_page(folder: Path, likelihoods: str, training: str) -> Path:
 # Likelihoods
 
 
-def _in_short(fits: Sequence[Row], trainings: Sequence[Trained]) -> list[str]:
+@dataclass(frozen=True)
+class Fitted:
+    """The fits to pairs of one data set."""
+
+    dataset: str
+    rows: list[Row]
+
+    @property
+    def motions(self) -> list[str]:
+        return [motion for motion in MOTIONS if self.of(motion)]
+
+    def of(self, motion: str) -> list[Row]:
+        """One row for each seed."""
+        return [row for row in self.rows if row["motion"] == motion]
+
+    def means(self, motion: str) -> dict[str, float]:
+        """The mean held-out likelihood of each candidate."""
+        rows = self.of(motion)
+        return {name: statistics.fmean(statistics.fmean(row["scores"][name]) for row in rows) for name in rows[0]["scores"]}
+
+    def winner(self, motion: str) -> str:
+        means = self.means(motion)
+        return max(means, key=means.__getitem__)
+
+
+def _in_short(fitted: Sequence[Fitted], trainings: Sequence[Trained]) -> list[str]:
     """Which candidate has the largest held-out likelihood, for each data set; and what training in its geometry does."""
     said = []
-    for dataset, title in DATASETS.items():
-        mine = [row for row in fits if row["dataset"] == dataset]
-        motions = [motion for motion in MOTIONS if any(row["motion"] == motion for row in mine)]
+    for one in fitted:
         wins: dict[str, list[str]] = {}
-        for motion in motions:
-            wins.setdefault(_winner([row for row in mine if row["motion"] == motion]), []).append(str(motion))
-        said += [f"{winner} fits {listed(of)} of {title} best" for winner, of in wins.items()]
+        for motion in one.motions:
+            wins.setdefault(one.winner(motion), []).append(motion)
+        said += [f"{winner} fits {listed(of)} of {DATASETS[one.dataset]} best" for winner, of in wins.items()]
     lines = ["In short:", "", *bullet(f"**Geometry.** Of all candidates below, {'; '.join(said)}.")]
-    for one in trainings:
-        lines += bullet(f"**Training**, {one.title}. In parentheses: without a penalty.")
-        lines += [line for said in one.in_short for line in bullet(said, indent=4)]
+    for trained in trainings:
+        lines += bullet(f"**Training**, {trained.title}. In parentheses: without a penalty.")
+        lines += [line for sentence in trained.in_short for line in bullet(sentence, indent=4)]
     return [*lines, ""]
-
-
-def _winner(rows: Sequence[Row]) -> str:
-    means = {name: statistics.fmean(statistics.fmean(row["scores"][name]) for row in rows) for name in rows[0]["scores"]}
-    return str(max(means, key=lambda name: means[name]))
 
 
 @dataclass(frozen=True)
@@ -128,19 +146,12 @@ def _likelihood_head(fits: Sequence[Row]) -> list[str]:
     )
 
 
-def _likelihood_table(rows: Sequence[Row]) -> list[str]:
-    names = sorted(rows[0]["scores"], key=lambda name: (name != EUCLIDEAN, _order(name)))
-    motions = [motion for motion in MOTIONS if any(row["motion"] == motion for row in rows)]
-    found = []
-    for name in names:
-        cells = []
-        for motion in motions:
-            mine = [row for row in rows if row["motion"] == motion]
-            mean = {other: statistics.fmean(statistics.fmean(row["scores"][other]) for row in mine) for other in names}
-            value = f"{mean[name]:.3f}"
-            cells.append(f"**{value}**" if mean[name] == max(mean.values()) else value)
+def _likelihood_table(fitted: Fitted) -> list[str]:
+    means, found = [fitted.means(motion) for motion in fitted.motions], []
+    for name in sorted(fitted.rows[0]["scores"], key=lambda name: (name != EUCLIDEAN, _order(name))):
+        cells = [f"**{of[name]:.3f}**" if of[name] == max(of.values()) else f"{of[name]:.3f}" for of in means]
         found.append([escape_value(name), *cells])
-    return table(["candidate", *motions], found, 1)
+    return table(["candidate", *fitted.motions], found, 1)
 
 
 def _order(name: str) -> int:
@@ -148,16 +159,13 @@ def _order(name: str) -> int:
     return next((place for place, word in enumerate(words) if name.startswith(word)), len(words))
 
 
-def _verdicts(rows: Sequence[Row]) -> list[str]:
+def _verdicts(fitted: Fitted) -> list[str]:
     """One sentence for each motion: what wins, and what the fitted weights gain; significant together by Holm."""
     gains: dict[tuple[str, str, str], Gain] = {}
     best: dict[str, str] = {}
-    for motion in map(str, MOTIONS):
-        mine = [row for row in rows if row["motion"] == motion]
-        if not mine:
-            continue
-        means = {name: statistics.fmean(statistics.fmean(row["scores"][name]) for row in mine) for name in mine[0]["scores"]}
-        best[motion] = _winner(mine)
+    for motion in fitted.motions:
+        mine, means = fitted.of(motion), fitted.means(motion)
+        best[motion] = fitted.winner(motion)
         weights = [name for name in means if name not in (FITTED, EUCLIDEAN) and not name.startswith("coherent")]
         constant = max(weights, key=lambda name: means[name])
         gains[motion, FITTED, constant] = Gain.of(mine, FITTED, constant)
@@ -172,35 +180,28 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
             for (of, first, second), gain in gains.items()
             if of == motion
         ]
-        smooth = [
-            row["fits"][winner]["smoothness"]
-            for row in rows
-            if row["motion"] == motion and winner in row["fits"] and "smoothness" in row["fits"][winner]
-        ]
-        width = f" (smoothness {listed(sorted({f'{one:g}' for one in smooth}), 'or')})" if smooth else ""
-        off = [row for row in rows if row["motion"] == motion and row["fit"]["mass"] > 100]
+        fits = [row["fits"].get(winner, {}) for row in fitted.of(motion)]
+        smooth = sorted({f"{fit['smoothness']:g}" for fit in fits if "smoothness" in fit})
+        width = f" (smoothness {listed(smooth, 'or')})" if smooth else ""
+        off = any(row["fit"]["mass"] > 100 for row in fitted.of(motion))
         switched = " The fit switches transport off: its mass term is more than a hundred times L." if off else ""
         lines += bullet(f"**{motion}**: {winner}{width} wins. {'; '.join(said)}.{switched}")
     return lines
 
 
-def _likelihood_figure(fits: Sequence[Row]) -> bytes:
-    present = [dataset for dataset in DATASETS if any(row["dataset"] == dataset for row in fits)]
-    drawing = figures.new_figure((5.2 * len(present), 3.6), "the figure of likelihoods")
-    panels = drawing.subplots(1, len(present), squeeze=False)[0]
-    for axes, dataset in zip(panels, present, strict=True):
-        mine = [row for row in fits if row["dataset"] == dataset]
-        names = sorted((name for name in mine[0]["scores"] if name != EUCLIDEAN), key=_order)
-        motions = [motion for motion in MOTIONS if any(row["motion"] == motion for row in mine)]
-        for place, motion in enumerate(motions):
-            gains = [Gain.of([row for row in mine if row["motion"] == motion], name, EUCLIDEAN) for name in names]
-            at = np.arange(len(names)) + (place - (len(motions) - 1) / 2) * 0.27
+def _likelihood_figure(fitted: Sequence[Fitted]) -> bytes:
+    drawing = figures.new_figure((5.2 * len(fitted), 3.6), "the figure of likelihoods")
+    for axes, one in zip(drawing.subplots(1, len(fitted), squeeze=False)[0], fitted, strict=True):
+        names = sorted((name for name in one.rows[0]["scores"] if name != EUCLIDEAN), key=_order)
+        for place, motion in enumerate(one.motions):
+            gains = [Gain.of(one.of(motion), name, EUCLIDEAN) for name in names]
+            at = np.arange(len(names)) + (place - (len(one.motions) - 1) / 2) * 0.27
             axes.barh(at, [g.mean for g in gains], 0.25, xerr=[1.96 * g.error for g in gains], label=motion)
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.invert_yaxis()
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_xlabel("nats per pixel above white noise")
-        axes.set_title(DATASETS[dataset], fontsize=9)
+        axes.set_title(DATASETS[one.dataset], fontsize=9)
         axes.legend(fontsize=7)
     return figures.to_chart_png(drawing, 130)
 
@@ -404,15 +405,11 @@ def _compared(title: str, found: Compared, measures: Sequence[str]) -> list[str]
 
 
 def _origins(rows: Sequence[Row]) -> list[str]:
-    found: dict[tuple[str, str, str], int] = {}
-    for row in rows:
-        origin = row["origin"]
-        key = (str(origin["hardware"]), str(origin["versions"]["torch"]), short_commit(origin.get("commit")))
-        found[key] = found.get(key, 0) + 1
-    lines = [
-        f"- {counted(count, 'row')}: {hardware}, torch {torch}, commit {commit}"
-        for (hardware, torch, commit), count in found.items()
-    ]
+    origins = (row["origin"] for row in rows)
+    found = Counter(
+        f"{one['hardware']}, torch {one['versions']['torch']}, commit {short_commit(one.get('commit'))}" for one in origins
+    )
+    lines = [f"- {counted(count, 'row')}: {origin}" for origin, count in found.items()]
     commands = ("fit", "train --datasets mnist --device cpu", "train --datasets cifar10 --workers 2", "render")
     if any("errors" in row for row in rows):
         said = "Seeds of training differ in initial weights and the order of images: the labeled images are the same."
