@@ -1,4 +1,4 @@
-"""Processes that do a part of a command, and what was typed, for rows."""
+"""Processes that do a part of a command; what was typed, and where, for rows; and waiting for a device."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ def origin(program: Program, device: torch.device) -> dict[str, Any]:
         "commit": provenance.commit() or f"source {provenance.source_hash()[:12]}",  # a copy without its history
         "command": typed(program),
     }
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until a GPU has done what it was given, before a clock is read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def words_of(program: Program, command: Any) -> list[str]:

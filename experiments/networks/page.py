@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Any, NamedTuple
 
 from experiments import markdown
+from experiments.markdown import NOT_MEASURED
 from experiments.networks import exactness, first_call, precision, step_cost
 from experiments.networks.step_cost import memory, plain_ms, ratio, rounded
 from wassersmooth.study.tables import escape_value, short_commit
 
 Rows = list[dict[str, Any]]
-BLOCK = re.compile(r"(<!-- networks: ([\w-]+) -->\n)(.*?)(<!-- /networks -->)", re.DOTALL)
-NOT_MEASURED = "Not measured."
 TRANSFORMERS = ("vit", "swin")
 RATIOS = {False: 2.1, True: 2.2}  # the goals for fast / plain, by whether the network is a transformer
 MEMORY = 3.0  # the goal for the peak of a fast step, times that of a plain one
@@ -53,13 +51,14 @@ def text(results: Results) -> str:
 
 def with_blocks(page: str, results: Results) -> str:
     """A page with what stands between ``<!-- networks: NAME -->`` and ``<!-- /networks -->`` taken from the results."""
+    calls = results.first_calls
     blocks = {
         "step": [*_or_not(results.bench, _short_table), "", *goals(results.bench)],
-        "first-call": [*_or_not(results.first_calls, first_call.table), "", *first_call_goals(results.first_calls)],
+        "first-call": [*_or_not(calls, first_call.table), "", *first_call_goals(calls)],
         "precision": _or_not(results.precision, precision.table),
         "many-gpus": many_gpus(results.bench),
     }
-    return BLOCK.sub(lambda match: f"{match[1]}{chr(10).join(blocks.get(match[2], [NOT_MEASURED])).strip()}\n{match[4]}", page)
+    return markdown.with_blocks(page, "networks", {name: "\n".join(lines) for name, lines in blocks.items()})
 
 
 def _or_not(rows: Rows, table: Any) -> list[str]:

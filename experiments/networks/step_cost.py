@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from experiments import markdown
 from experiments.networks.architectures import CLASSES, build, without_randomness
+from experiments.processes import wait_for
 from wassersmooth import FastGradients, GradientObjective, GradientPenalty, PixelGraph, Plain, Wasserstein, _checks
 from wassersmooth.learning.gradient_gap import gap_between
 from wassersmooth.learning.objective import Objective
@@ -269,8 +270,7 @@ def prepare(kind: str, setup: Setup, compile: bool, turns: Path | None = None) -
         with _traced_autograd(kind):
             step = Step(kind, setup, compile, stages)
             step()
-        if setup.device.type == "cuda":
-            torch.cuda.synchronize(setup.device)
+        wait_for(setup.device)
         stages("end")
         parts = {name: round(sum(seconds), 1) for name, seconds in compiler.items() if sum(seconds) >= SHOWN_SECONDS}
         spent = {"first_call_seconds": round(time.perf_counter() - started, 1), "stages": stages.seconds(), "compiler": parts}

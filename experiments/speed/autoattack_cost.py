@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments import row_store
+from experiments.processes import wait_for
 from experiments.row_store import Row
 from wassersmooth.normalized import Normalized
 from wassersmooth.robustness.apgd import APGD
@@ -237,12 +238,10 @@ def warm_up(model: nn.Module, part: Part, ball: tuple[float, Norm]) -> None:
 
 
 def timed(call: Fooled, device: torch.device) -> tuple[Tensor, float]:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     start = time.perf_counter()
     found = call()  # its last pass reads values, which waits for the device
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return found, time.perf_counter() - start
 
 

@@ -40,13 +40,8 @@ RECORD, NO_RECORD = "record", "no record"
 ROW = object_with(
     {
         **{"entry": plain_name, "seed": SEED, "epochs": whole(1), "idea": text, "method": text},
-        **{
-            "recipe": object_of(anything),
-            "attack_steps": whole(0, 1000),
-            "sweeps": whole(1, 10**6),
-            "date": text,
-            "command": text,
-        },
+        **{"recipe": object_of(anything), "attack_steps": whole(0, 1000), "sweeps": whole(1, 10**6)},
+        **{"date": text, "command": text},
         "origin": object_with({"hardware": text}, {"commit": optional(text)}),
         **{"errors": object_of(PERCENT), "images": object_of(whole(1)), "intervals": object_of(list_of(number(0, 100), 2))},
     },
@@ -187,12 +182,8 @@ def published_rows(frontier: Path, date: str, epochs: int = 100) -> list[Row]:
         if row.get("epochs") != epochs or not plain or AUTOATTACK not in row.get("errors", {}):
             continue
         point = Regularizer.parse(row["regularizer"])
-        new: Row = {
-            "entry": f"frontier-{point.slug}",
-            "seed": row["seed"],
-            "epochs": epochs,
-            "idea": "published before the track",
-        }
+        new: Row = {"entry": f"frontier-{point.slug}", "seed": row["seed"], "epochs": epochs}
+        new |= {"idea": "published before the track"}
         new |= {"method": row["regularizer"], "recipe": {"weight_decay": stored["harness"]["weight_decay"]}, "published": True}
         new |= {"attack_steps": attack_steps(point), "sweeps": sweeps(point), "date": date}
         new |= {"command": "python -m experiments.frontier train --epochs 100 --milestones 50 75 --regularizers " + str(point)}

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from experiments import row_store, side_by_side
 from experiments.error_rates import add_error, as_they_are, measuring
+from experiments.processes import wait_for
 from experiments.row_store import Row
 from experiments.sweeps import attack_steps, sweeps
 from experiments.track.entries import RECIPE, Entry, Scale
@@ -98,17 +98,13 @@ class Work(side_by_side.SharedWork):
             if next(steps, self) is self:
                 return
             yield
-        self._wait()
+        wait_for(self.device)
         started = time.perf_counter()
         for _ in range(count):
             next(steps)
-        self._wait()
+        wait_for(self.device)
         row["step_ms"] = round(1e3 * (time.perf_counter() - started) / count, 4)
         yield from steps
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def _select(self, model: nn.Module, loaded: Dataset, row: Row) -> None:
         """Errors by which entries of one idea are compared, and the clean test error."""
