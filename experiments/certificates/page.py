@@ -111,7 +111,7 @@ def write_page(folder: Path, rows: str, speed: str) -> Path:
         lines += ["## Speed", "", *_speed_table(timed, certified), ""]
     lines.append(NOT_CERTIFIED)
     page = folder / "certificates.md"
-    durable.write(page, "\n".join(lines).encode())
+    durable.write_text(page, "\n".join(lines))
     return page
 
 

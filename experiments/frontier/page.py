@@ -68,7 +68,7 @@ def write_page(results: Path) -> Path:
         if answer.learning_curves:
             durable.write(folder / f"question-{answer.name}-course.png", learning_curve_plot(answer.learning_curves))
     page = results.with_suffix(".md")
-    durable.write(page, page_text(frontier, results, answered).encode())
+    durable.write_text(page, page_text(frontier, results, answered))
     return page
 
 

@@ -65,7 +65,7 @@ def write_page(folder: Path, likelihoods: str, training: str) -> Path:
         lines += [f"Not trained yet: {listed(missing)}.", ""]
     lines += ["## How it was measured", "", *_origins([*fits, *trained])]
     path = folder / NAME
-    durable.write(path, ("\n".join(lines).rstrip() + "\n").encode())
+    durable.write_text(path, "\n".join(lines).rstrip() + "\n")
     return path
 
 

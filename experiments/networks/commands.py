@@ -15,7 +15,7 @@ import torch
 import tyro
 
 from experiments import processes, row_store
-from experiments.networks import exactness, first_call, page, side_by_side, step_cost
+from experiments.networks import exactness, first_call, page, step_cost, turns
 from experiments.networks import precision as low_precision
 from experiments.networks.architectures import SWEPT, library_version
 from wassersmooth.cli import Program
@@ -119,18 +119,18 @@ class Bench:
         row = {"network": self.network, "size": size, "batch": batch, "precision": self.precision, "compiled": compile}
         row |= processes.origin(PROGRAM, device) | library_version(self.network)
         prepared: dict[str, step_cost.Step | None] = {}
-        turns = self.output.with_suffix(f".turn{os.getpid() % COMPARED_AT_ONCE}.lock") if self.processes > 1 else None
+        lock = self.output.with_suffix(f".turn{os.getpid() % COMPARED_AT_ONCE}.lock") if self.processes > 1 else None
 
         def prepare(kind: step_cost.Kind) -> None:
             console.line(f"{self.network} {self.precision}: {kind}")
-            prepared[kind], spent = step_cost.prepare(kind, setup, compile, turns)
+            prepared[kind], spent = step_cost.prepare(kind, setup, compile, lock)
             self._store(row | {"steps": {kind: spent | {"processes": self.processes}}})
 
         for kind in kinds:
             if kind != "double_backward":  # takes a lot of memory and has nothing to compile
                 prepare(kind)
         if self.processes > 1:
-            print(side_by_side.READY, flush=True)
+            print(turns.READY, flush=True)
             if not sys.stdin.readline():  # nobody gives turns any more
                 return
         for kind in kinds:
@@ -206,7 +206,7 @@ class BenchAll:
         jobs = [job for job in self._jobs() if not self._is_measured(*job)]
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(self.threads), "OMP_NUM_THREADS": "1"}
         commands = [processes.words_of(PROGRAM, self._bench(*job)) for job in jobs]
-        with side_by_side.Processes(commands, environment, self.at_once, Console().line) as running:
+        with turns.Processes(commands, environment, self.at_once, Console().line) as running:
             running.wait_until_ready(started + ready_by)
             running.take_turns(started + self.seconds)
 
@@ -379,9 +379,9 @@ class Render:
             row_store.checked(self.precision, low_precision.ROW),
         )
         durable.make_folder(self.page.parent)
-        durable.write(self.page, page.text(found).encode())
+        durable.write_text(self.page, page.text(found))
         if self.speed is not None:
-            durable.write(self.speed, page.with_blocks(self.speed.read_text(encoding="utf-8"), found).encode())
+            durable.write_text(self.speed, page.with_blocks(self.speed.read_text(encoding="utf-8"), found))
         Console().line(f"page: {self.page}")
 
 

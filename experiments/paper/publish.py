@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -79,7 +78,7 @@ def publish_models(runs: Sequence[Run], folder: Path, data_dir: Path | None, con
         console.line(f"{folder / name}: {len(content)} bytes, clean error {measured['errors']['clean']:.1f} % on the subset")
     known["subset"] = subset or known.get("subset")
     known["models"] = dict(sorted(known["models"].items()))
-    durable.write(index, (json.dumps(known, indent=2) + "\n").encode())
+    durable.write_json(index, known)
     return known
 
 
@@ -107,7 +106,7 @@ def render(results: Path) -> Path:
     for name, draw in plots.items():
         durable.write(results.parent / "images" / f"paper-{name}.png", draw())
     path = results.with_suffix(".md")
-    durable.write(path, text.encode())
+    durable.write_text(path, text)
     return path
 
 

@@ -102,7 +102,7 @@ def write_page(folder: Path, rows: str, suggested: str) -> Path:
         lines += [f"### {one.table.title}", "", *_all(one), ""]
     lines += ["## How it was measured", "", *_origins(stored)]
     path = folder / NAME
-    durable.write(path, ("\n".join(lines).rstrip() + "\n").encode())
+    durable.write_text(path, "\n".join(lines).rstrip() + "\n")
     return path
 
 

@@ -265,8 +265,8 @@ class Bottleneck(nn.Module):
         return torch.relu(self.body(x) + self.skip(x))
 
 
-def bottlenecks(depths: Sequence[int] = (3, 4, 6, 3), classes: int = 1000) -> nn.Module:
-    """A network of so many blocks of each width: by default a ResNet-50."""
+def bottlenecks(depths: Sequence[int]) -> nn.Module:
+    """A network of so many blocks of each width."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     channels = 64
     for stage, depth in enumerate(depths):
@@ -277,7 +277,7 @@ def bottlenecks(depths: Sequence[int] = (3, 4, 6, 3), classes: int = 1000) -> nn
         for module in layer.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
 
 
 def large_case(count: int, device: torch.device) -> tuple[nn.Module, Part]:

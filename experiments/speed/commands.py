@@ -173,7 +173,7 @@ class Autoattack:
             files = (*self.more_rows, self.output)  # a row of the file itself comes last, and replaces one of another
             rows = [row for file in files for row in row_store.checked(file, autoattack_cost.ROW)]
             tables = autoattack_cost.blocks(row_store.merged([], rows, autoattack_cost.KEY))
-            durable.write(self.page, with_blocks(read_page(self.page), tables).encode())
+            durable.write_text(self.page, with_blocks(read_page(self.page), tables))
             console.line(f"page: {self.page}")
 
 

@@ -27,7 +27,7 @@ def write_page(report: BenchReport, page: Path) -> None:
     durable.make_folder((page.parent / PICTURE).parent)
     if report.get("step"):
         durable.write(page.parent / PICTURE, step_time_png(report))
-    durable.write(page, filled.encode())
+    durable.write_text(page, filled)
 
 
 def read_page(page: Path) -> str:

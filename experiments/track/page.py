@@ -38,7 +38,7 @@ def write_page(results: Path) -> Path:
     lines += ["## Records", "", *_records([entry for entry in entries if entry.verdict == RECORD]), ""]
     lines += ["## Everything that was tried", "", *_tried(entries, notes), "", *_explanation(entries)]
     path = results.parent / NAME
-    durable.write(path, ("\n".join(lines).rstrip() + "\n").encode())
+    durable.write_text(path, "\n".join(lines).rstrip() + "\n")
     return path
 
 

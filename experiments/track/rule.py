@@ -34,6 +34,7 @@ MOST_CLEAN = 26.0  # percent, on test images
 MOST_CLEAN_TO_CHOOSE = 28.0  # on validation images: a network that is chosen may fail the rule, one left out could not pass it
 MOST_PRICE = 0.5  # of a step of the bar on the same machine
 FEWEST_SEEDS = 2
+EPOCHS = 100  # of the frontier's rows that the track starts from
 AIMS = {0: 63.0, 1: None}  # of each class, by the number of attack steps; one step is to be below the bar
 CLASSES = {0: "no attacked images in training", 1: "one attack step at most"}
 RECORD, NO_RECORD = "record", "no record"
@@ -173,16 +174,16 @@ def _verdict(entry: Judged, price: float | None, chosen: set[str], best: dict[in
     return RECORD
 
 
-def published_rows(frontier: Path, date: str, epochs: int = 100) -> list[Row]:
+def published_rows(frontier: Path, date: str) -> list[Row]:
     """Rows of the frontier that the track starts from: AutoAttack at 8/255 after 100 epochs of the same recipe."""
     stored = row_store.read(frontier)
     steps, found = stored.get("prices", {}).get("steps", {}), []
     for row in stored["rows"]:
         plain = row.get("activation") == "softplus" and not row.get("augment") and row.get("patience") is None
-        if row.get("epochs") != epochs or not plain or AUTOATTACK not in row.get("errors", {}):
+        if row.get("epochs") != EPOCHS or not plain or AUTOATTACK not in row.get("errors", {}):
             continue
         point = Regularizer.parse(row["regularizer"])
-        new: Row = {"entry": f"frontier-{point.slug}", "seed": row["seed"], "epochs": epochs}
+        new: Row = {"entry": f"frontier-{point.slug}", "seed": row["seed"], "epochs": EPOCHS}
         new |= {"idea": "published before the track"}
         new |= {"method": row["regularizer"], "recipe": {"weight_decay": stored["harness"]["weight_decay"]}, "published": True}
         new |= {"attack_steps": attack_steps(point), "sweeps": sweeps(point), "date": date}

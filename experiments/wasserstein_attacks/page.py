@@ -47,7 +47,7 @@ def write_page(folder: Path, name: str) -> Path:
     rows = read_rows(folder / name)
     path = folder / Path(name).with_suffix(".md").name
     durable.write(folder / PICTURE, picture(rows))
-    durable.write(path, page(rows).encode())
+    durable.write_text(path, page(rows))
     return path
 
 
