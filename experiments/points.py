@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from experiments.row_store import Row
 from wassersmooth.study.measures import threat_title
@@ -85,9 +86,17 @@ class Point:
     def values(self, measure: str) -> list[float]:
         return [value for row in self.rows if (value := value_of(row, measure)) is not None]
 
+    def deviation(self, measure: str) -> float | None:
+        """The standard deviation over seeds; None of a single one."""
+        found = self.values(measure)
+        return statistics.stdev(found) if len(found) > 1 else None
+
     def mean(self, measure: str) -> float | None:
         found = self.values(measure)
         return math.fsum(found) / len(found) if found else None
+
+
+AnyPoint = TypeVar("AnyPoint", bound=Point)  # experiments have further properties of theirs
 
 
 def value_of(row: Row, measure: str) -> float | None:
@@ -108,6 +117,14 @@ def points_of(rows: Iterable[Row]) -> list[Point]:
 
     groups = itertools.groupby(sorted(rows, key=order), key=lambda row: order(row)[:-1])
     return [Point(tuple(group)) for _, group in groups]
+
+
+def families(points: Iterable[AnyPoint]) -> dict[str, list[AnyPoint]]:
+    """The points of each family, in the order in which they are given."""
+    found: dict[str, list[AnyPoint]] = {}
+    for point in points:
+        found.setdefault(point.family, []).append(point)
+    return found
 
 
 def mean_over(point: Point, measures: Sequence[str]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,11 @@ def damaged(path: Path, number: int, what: str) -> StudyError:
     return StudyError(f"{path}: row {number} is damaged ({what}); restore the file, or gather the rows again into another")
 
 
+def keys(path: Path, key: Sequence[str]) -> set[tuple[Any, ...]]:
+    """The keys of the rows that the file has."""
+    return {key_of(row, key) for row in read(path)["rows"]}
+
+
 @contextmanager
 def changing(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the contents of the file, to be changed in place; write them back unless something is raised.
@@ -71,6 +76,13 @@ def add(path: Path, rows: Sequence[Row], key: Sequence[str]) -> int:
     with changing(path) as stored:
         stored["rows"] = merged(stored["rows"], rows, key)
         return len(stored["rows"])
+
+
+def merge(files: Sequence[Path], path: Path, key: Sequence[str], reader: Callable[[Path], list[Row]], written_by: str) -> int:
+    """Add the rows of files from other machines, each checked by its reader; return how many there are now."""
+    if not files:
+        raise StudyError(f"merge needs files of rows that {written_by} has written; got none; for instance {path.name}")
+    return add(path, [row for file in files for row in reader(file)], key)
 
 
 def _refuse_folder(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
@@ -10,14 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from experiments.row_store import Row
+from wassersmooth.learning.objective import Objective
 from wassersmooth.study import acceleration, durable
 from wassersmooth.study.config import Machine
 from wassersmooth.study.console import Console
+from wassersmooth.study.data import Dataset
+from wassersmooth.study.distributed import World
 from wassersmooth.study.errors import DivergedError
 from wassersmooth.study.runs import Run, locked
 from wassersmooth.study.stored_json import one_line
+from wassersmooth.study.training import training
 
 SLOW = (".*the eager step, not the fast one", ".*it runs uncompiled, which is slower")  # what warnings say of a slow step
 
@@ -88,6 +94,44 @@ def train(
             console.line(f"{name}: {error}")
             row["diverged"] = True
     return True
+
+
+@dataclass(kw_only=True)
+class SharedWork:
+    """Networks that are not in the file of rows yet. Several processes may share them: each takes what no other has taken.
+
+    Attributes:
+        folder: of the data set; None for the usual places.
+        rows: the file.
+        runs: the folder of checkpoints and trained networks.
+        parallel: networks that this process trains at a time.
+        deadline: in seconds of ``time.perf_counter``: what is not finished then stays as a checkpoint.
+    """
+
+    folder: Path | None
+    rows: Path
+    runs: Path
+    device: torch.device
+    parallel: int = 1
+    deadline: float = math.inf
+
+    def __post_init__(self) -> None:
+        self.console = Console()
+        self.attempts = Attempts(self.device, self.console)
+
+    def steps(self, run: Run, loaded: Dataset, objective: Objective | None = None) -> Iterator[None]:
+        """Of the training that is left; the objective is that of the run's regularizer, unless another one is given."""
+        return iter(()) if run.finished else training(run, loaded, World(self.device), self.console, objective)
+
+    def train_network(self, run: Run, steps: Iterator[None], row: Row, name: str) -> Generator[None, None, bool]:
+        """Take the steps, as :func:`train` does."""
+        return (yield from train(run, steps, row, name, self.deadline, self.console))
+
+    @contextmanager
+    def trained_model(self, run: Run, loaded: Dataset) -> Iterator[nn.Module]:
+        """The trained network, to be measured in full precision."""
+        with full_precision(run.config.machine):
+            yield run.load_model(loaded).to(self.device)
 
 
 @contextmanager

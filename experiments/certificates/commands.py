@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import tyro
 
-from experiments import row_store
+from experiments import processes, row_store
 from experiments.certificates import levine_feizi, page, throughput
 from experiments.certificates.measuring import KEY, PART, NetworkWork
 from experiments.certificates.settings import FULL, NETWORKS, SMALL, Scale
@@ -92,15 +90,8 @@ class Run(Where):
         console.line(f"{network}: {'all rows are there' if done else 'out of time; the same command continues'}")
 
     def _spawn(self) -> None:
-        flags = [f"--output={self.output}", f"--device={self.device}", f"--limit={self.limit}"]
-        flags += [] if self.cifar_dir is None else [f"--cifar-dir={self.cifar_dir}"]
-        flags += [] if self.mnist_dir is None else [f"--mnist-dir={self.mnist_dir}"]
-        flags += [] if self.compile else ["--no-compile"]
-        flags += ["--small"] if self.small else []
-        command = [sys.executable, "-m", "experiments.certificates", "run", *flags]
-        workers = {network: subprocess.Popen([*command, "--networks", network]) for network in self.networks}
-        failed = [network for network, worker in workers.items() if worker.wait()]
-        if failed:
+        commands = {network: processes.words_of(PROGRAM, replace(self, networks=(network,))) for network in self.networks}
+        if failed := processes.run(commands):
             raise StudyError(f"the work on {', '.join(failed)} failed, see above; the rows of the others are stored")
 
 
@@ -126,7 +117,7 @@ class Published(Where):
         device, console = choose_device(self.device), Console()
         networks = {flow: levine_feizi.load(self.checkpoints, flow) for flow in self.flows}
         test = self.load("mnist", device).test
-        finished = {row_store.key_of(row, KEY) for row in row_store.read(self.output / ROWS)["rows"]}
+        finished = row_store.keys(self.output / ROWS, KEY)
         for flow, (model, sha256) in networks.items():
             for start in range(0, len(test), PART):
                 row = {"row": "published", "network": "mnist", "noise": "wasserstein", "sigma": flow, "part": start}

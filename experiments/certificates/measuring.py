@@ -58,7 +58,7 @@ class NetworkWork:
 
     def run(self) -> bool:
         """Do what is missing, the attacks last; whether everything is done."""
-        self.finished: set[tuple[Any, ...]] = {row_store.key_of(row, KEY) for row in row_store.read(self.rows)["rows"]}
+        self.finished: set[tuple[Any, ...]] = row_store.keys(self.rows, KEY)
         settings = settings_of(self.network)
         work = [(setting, "certificates") for setting in settings]
         work += [(plain_of(self.network), "plain")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +13,7 @@ import torch
 
 from experiments.certificates import stored_rows
 from experiments.certificates.settings import CIFAR_SIGMAS, NETWORKS, TITLES, Setting, settings_of
+from experiments.markdown import paragraph, table
 from experiments.row_store import Row
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.study import durable, figures
@@ -66,6 +66,12 @@ class Certified:
         """The radius of each image, -1 where the class is wrong or not certain."""
         return [value if right else -1.0 for value, right in zip(self.values(unit), self.right, strict=True)]
 
+    @property
+    def vote(self) -> tuple[str, str]:
+        """The error of the vote, and the share of images without a certain class, in percent."""
+        uncertain = sum(value < 0 for value in self.values("classes"))
+        return percent(self.right.count(False), self.images), f"{100 * uncertain / self.images:.1f}"
+
     def accuracy(self, radius: float, unit: str) -> str:
         count = sum(value >= radius for value in self.held(unit))
         return percent(count, self.images)
@@ -105,7 +111,7 @@ def write_page(folder: Path, rows: str, speed: str) -> Path:
         lines += ["## Speed", "", *_speed_table(timed, certified), ""]
     lines.append(NOT_CERTIFIED)
     page = folder / "certificates.md"
-    durable.write(page, "\n".join(lines).encode())
+    durable.write_text(page, "\n".join(lines))
     return page
 
 
@@ -135,7 +141,7 @@ def _largest_eigenvalue() -> float:
 
 def _head(stored: Sequence[Row]) -> list[str]:
     return [
-        *_paragraph(
+        *paragraph(
             "How far from a test image the vote of a network over noise cannot change, with probability 1 - alpha for each",
             "image: white noise (Cohen et al., 2019) and noise of covariance `sigma^2 L(1)` on the graph of the four nearest",
             "neighbors ([maths](../../docs/maths.md), section 9). That graph has the smallest constant between its norm and W1",
@@ -143,7 +149,7 @@ def _head(stored: Sequence[Row]) -> list[str]:
             "trained on its own noise, with one seed; all are measured on the same test images, chosen by content. Intervals",
             "are Wilson's 95 % over the images, and say nothing about other seeds.",
         ),
-        *_paragraph(
+        *paragraph(
             f"{_origins(stored)}. The commands are in [experiments/certificates](../../experiments/certificates/README.md)."
         ),
     ]
@@ -201,153 +207,125 @@ def _reading(certified: Sequence[Certified]) -> list[str]:
             )
     if not found:
         return []
-    return _paragraph(
+    return paragraph(
         f"**In short.** The largest median W1 radius (on MNIST, over the mass) of the three sigmas: {'; '.join(found)}. White",
         "noise covers every perturbation of its L2 radius, Wasserstein noise only those that conserve each channel's mass.",
     )
 
 
-def _paragraph(*sentences: str) -> list[str]:
-    """The text in lines of the width of a page, and an empty line."""
-    return [*textwrap.wrap(" ".join(sentences), 140, break_long_words=False, break_on_hyphens=False), ""]
-
-
 def _cifar_table(found: Sequence[Certified], plain: str) -> list[str]:
-    first = found[0].rows[0]
+    first, rows = found[0].rows[0], []
     root = _largest_eigenvalue() ** 0.5
-    heads = ["noise", "sigma", "error of the network", "error of its vote", "no class certain"]
-    heads += [f"certified at W1 {radius:g}" for radius in W1_RADII]
-    heads += ["median W1", "median L2", "median in L(1)"]
-    lines = [
-        *_paragraph(
-            f"{counted(found[0].images, 'image')}, {first['samples']:,} draws and {first['select']} to select the class, alpha",
-            f"{first['alpha']:g}. Errors and certified accuracies in percent; an image without a certain class is an error of",
-            "the vote. Medians are over all images, 0 where the class is wrong or not certain. The L2 radius of Wasserstein",
-            "noise is 0: no L2 ball conserves mass. An L2 ball of radius R holds that of L(1) of radius",
-            f"R / {root:.3f}. The error of the network is that without noise, which it was not trained for. {plain}",
-        ),
-        "| " + " | ".join(heads) + " |",
-        "|" + "---|" * len(heads),
-    ]
+    text = paragraph(
+        f"{counted(found[0].images, 'image')}, {first['samples']:,} draws and {first['select']} to select the class, alpha",
+        f"{first['alpha']:g}. Errors and certified accuracies in percent; an image without a certain class is an error of",
+        "the vote. Medians are over all images, 0 where the class is wrong or not certain. The L2 radius of Wasserstein",
+        "noise is 0: no L2 ball conserves mass. An L2 ball of radius R holds that of L(1) of radius",
+        f"R / {root:.3f}. The error of the network is that without noise, which it was not trained for. {plain}",
+    )
     for one in found:
         wrong = sum(a != b for a, b in zip(one.values("unsmoothed"), one.values("labels"), strict=True))
-        uncertain = sum(value < 0 for value in one.values("classes"))
-        white = one.setting.noise == "euclidean"
-        cells = [TITLES[one.setting.noise], f"{one.setting.sigma:g}", percent(wrong, one.images)]
-        cells += [percent(one.images - sum(one.right), one.images), f"{100 * uncertain / one.images:.1f}"]
+        cells = [TITLES[one.setting.noise], f"{one.setting.sigma:g}", percent(wrong, one.images), *one.vote]
         cells += [one.accuracy(radius, "w1") for radius in W1_RADII]
-        cells += [f"{one.median('w1'):.3f}", f"{one.median('l2'):.3f}" if white else "0"]
-        cells += [f"{one.median('norm'):.3f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        white = one.setting.noise == "euclidean"
+        rows.append(
+            [*cells, f"{one.median('w1'):.3f}", f"{one.median('l2'):.3f}" if white else "0", f"{one.median('norm'):.3f}"]
+        )
+    head = ["noise", "sigma", "error of the network", "error of its vote", "no class certain"]
+    head += [*(f"certified at W1 {radius:g}" for radius in W1_RADII), "median W1", "median L2", "median in L(1)"]
+    return [*text, *table(head, rows)]
 
 
 def _mnist_table(found: Sequence[Certified], plain: str) -> list[str]:
-    first = found[0].rows[0]
-    heads = ["noise", "sigma", "error of its vote", "no class certain"]
-    heads += [f"certified at {radius:g}" for radius in RELATIVE_RADII]
-    heads += ["median radius", "printed by Levine and Feizi"]
-    lines = [
-        *_paragraph(
-            "Radii are W1 over the mass of the image, with the Euclidean distance of pixels: their unit. As theirs:",
-            f"{first['select']:,} draws to select, {first['samples']:,} to bound, alpha {first['alpha']:g};",
-            f"{counted(found[0].images, 'image')} here, all of the test images there. They add Laplace noise of standard",
-            "deviation s to the flows of an image of mass 1, which at a mass of 100 is a pixel's standard deviation of 200 s;",
-            "the sigmas here are those of s = 0.005, 0.01, 0.02, whatever the mass. The networks differ, too. An image without",
-            f"a certain class is an error; medians are over all images, 0 where the class is wrong or not certain. {plain}",
-        ),
-        "| " + " | ".join(heads) + " |",
-        "|" + "---|" * len(heads),
-    ]
+    first, rows = found[0].rows[0], []
+    text = paragraph(
+        "Radii are W1 over the mass of the image, with the Euclidean distance of pixels: their unit. As theirs:",
+        f"{first['select']:,} draws to select, {first['samples']:,} to bound, alpha {first['alpha']:g};",
+        f"{counted(found[0].images, 'image')} here, all of the test images there. They add Laplace noise of standard",
+        "deviation s to the flows of an image of mass 1, which at a mass of 100 is a pixel's standard deviation of 200 s;",
+        "the sigmas here are those of s = 0.005, 0.01, 0.02, whatever the mass. The networks differ, too. An image without",
+        f"a certain class is an error; medians are over all images, 0 where the class is wrong or not certain. {plain}",
+    )
     for one in found:
-        uncertain = sum(value < 0 for value in one.values("classes"))
         printed = LEVINE_FEIZI.get(one.setting.sigma / (2 * MASS)) if one.setting.noise == "wasserstein" else None
-        cells = [TITLES[one.setting.noise], f"{one.setting.sigma:g}", percent(one.images - sum(one.right), one.images)]
-        cells += [f"{100 * uncertain / one.images:.1f}"]
+        cells = [TITLES[one.setting.noise], f"{one.setting.sigma:g}", *one.vote]
         cells += [one.accuracy(radius, "relative_w1") for radius in RELATIVE_RADII]
-        cells += [f"{one.median('relative_w1'):.4f}", DASH if printed is None else f"{printed:.4f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        rows.append([*cells, f"{one.median('relative_w1'):.4f}", DASH if printed is None else f"{printed:.4f}"])
+    head = ["noise", "sigma", "error of its vote", "no class certain"]
+    head += [*(f"certified at {radius:g}" for radius in RELATIVE_RADII), "median radius", "printed by Levine and Feizi"]
+    return [*text, *table(head, rows)]
 
 
-def _published_table(rows: Sequence[Row]) -> list[str]:
+def _published_table(found: Sequence[Row]) -> list[str]:
     """Both certificates on the same networks, images and numbers of draws."""
-    first = rows[0]
-    flows = sorted({row["sigma"] for row in rows})
-    images = sum(len(row["labels"]) for row in rows if row["sigma"] == flows[0])
-    lines = [
-        *_paragraph(
-            f"Here the networks are theirs (their published checkpoints), too, with {counted(images, 'image')} of MNIST,",
-            f"{first['select']:,} draws to select, {first['samples']:,} to bound, alpha {first['alpha']:g}, and the same unit.",
-            "Theirs: Laplace noise of standard deviation s on the flows of the image of mass 1, and their formula. Ours:",
-            "Gaussian noise of covariance `sigma^2 L(1)` with sigma = 2 s times the mass, so that a pixel has the same",
-            "variance; sigma may depend on the mass, which every covered perturbation conserves. Errors and medians as above.",
-        ),
-        "| s | error, theirs | error, ours | certified at 0.02, theirs | ours | median radius, theirs | ours | printed |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    first, rows = found[0], []
+    flows = sorted({row["sigma"] for row in found})
+    images = sum(len(row["labels"]) for row in found if row["sigma"] == flows[0])
+    text = paragraph(
+        f"Here the networks are theirs (their published checkpoints), too, with {counted(images, 'image')} of MNIST,",
+        f"{first['select']:,} draws to select, {first['samples']:,} to bound, alpha {first['alpha']:g}, and the same unit.",
+        "Theirs: Laplace noise of standard deviation s on the flows of the image of mass 1, and their formula. Ours:",
+        "Gaussian noise of covariance `sigma^2 L(1)` with sigma = 2 s times the mass, so that a pixel has the same",
+        "variance; sigma may depend on the mass, which every covered perturbation conserves. Errors and medians as above.",
+    )
     for flow in flows:
-        mine = sorted((row for row in rows if row["sigma"] == flow), key=lambda row: row["part"])
+        mine = sorted((row for row in found if row["sigma"] == flow), key=lambda row: row["part"])
         errors, shares, medians = [], [], []
         for classes, radii in (("their_classes", "their_w1"), ("classes", "relative_w1")):
             triples = [t for row in mine for t in zip(row[classes], row["labels"], row[radii], strict=True)]
-            held = [radius if found == label else -1.0 for found, label, radius in triples]
+            held = [radius if answer == label else -1.0 for answer, label, radius in triples]
             errors.append(percent(sum(value < 0 for value in held), len(held)))
             shares.append(percent(sum(value >= 0.02 for value in held), len(held)))
             medians.append(f"{statistics.median(max(0.0, value) for value in held):.4f}")
-        lines.append("| " + " | ".join([f"{flow:g}", *errors, *shares, *medians, f"{LEVINE_FEIZI[flow]:.4f}"]) + " |")
-    return lines
+        rows.append([f"{flow:g}", *errors, *shares, *medians, f"{LEVINE_FEIZI[flow]:.4f}"])
+    head = (
+        "s",
+        "error, theirs",
+        "error, ours",
+        "certified at 0.02, theirs",
+        "ours",
+        "median radius, theirs",
+        "ours",
+        "printed",
+    )
+    return [*text, *table(head, rows)]
 
 
-def _attack_table(rows: Sequence[Row]) -> list[str]:
-    first = rows[0]
-    lines = [
-        *_paragraph(
-            f"`WassersteinPGD`, or `PGD` in L2 for white noise, with {first['steps']} steps through {first['draws']} draws of",
-            "the noise in each (`ws.Smoothed`), on images with the right class, in groups of 8 by radius, with epsilon",
-            f"{first['inside']:g} and {first['outside']:g} times the smallest radius of the group. Fooled: the vote of",
-            f"{first['checked']:,} new draws has another class.",
-        ),
-        "| network | noise | sigma | images | fooled inside | fooled outside | share of the radius used inside, median |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in sorted(rows, key=lambda row: (NETWORKS.index(row["network"]), row["noise"])):
+def _attack_table(found: Sequence[Row]) -> list[str]:
+    first, rows = found[0], []
+    text = paragraph(
+        f"`WassersteinPGD`, or `PGD` in L2 for white noise, with {first['steps']} steps through {first['draws']} draws of",
+        "the noise in each (`ws.Smoothed`), on images with the right class, in groups of 8 by radius, with epsilon",
+        f"{first['inside']:g} and {first['outside']:g} times the smallest radius of the group. Fooled: the vote of",
+        f"{first['checked']:,} new draws has another class.",
+    )
+    for row in sorted(found, key=lambda row: (NETWORKS.index(row["network"]), row["noise"])):
         used = statistics.median(row["used_of_radius"]) if row["used_of_radius"] else 0.0
-        cells = [NETWORK_TITLES[row["network"]], TITLES[row["noise"]], f"{row['sigma']:g}", str(row["images"])]
-        cells += [str(row["fooled_inside"]), str(row["fooled_outside"]), f"{used:.2f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        cells = [NETWORK_TITLES[row["network"]], TITLES[row["noise"]], f"{row['sigma']:g}"]
+        rows.append([*cells, *(str(row[name]) for name in ("images", "fooled_inside", "fooled_outside")), f"{used:.2f}"])
+    share = "share of the radius used inside, median"
+    return [*text, *table(("network", "noise", "sigma", "images", "fooled inside", "fooled outside", share), rows)]
 
 
-def _speed_table(rows: Sequence[Row], certified: Sequence[Certified]) -> list[str]:
-    timed = {row["network"] for row in rows}
+def _speed_table(found: Sequence[Row], certified: Sequence[Certified]) -> list[str]:
+    timed = {row["network"] for row in found}
     counts = {row["samples"] + row["select"] for one in certified if one.setting.network in timed for row in one.rows}
     draws = max(counts, default=0)
-    rates = sorted(row["certify"] for row in rows)
-    origin = rows[0]["origin"]
+    rates = sorted(row["certify"] for row in found)
+    origin, rows = found[0]["origin"], []
     machine = escape_value(f"{origin['hardware']}, torch {origin['versions']['torch']}")
-    lines = [
-        *_paragraph(
-            f"Noisy images per second, alone on the machine ({machine}): the",
-            "forward pass of the model alone at that batch size, on images that are there already, the best of five rounds,",
-            "launched eagerly and as a CUDA graph; and `ws.certify`. Preparations are what a call costs beside its draws: the",
-            "factor of the covariance, checks, the capture.",
-            f"The {draws:,} draws of an image take {draws / rates[-1]:.3f} to {draws / rates[0]:.3f} s." if draws else "",
-        ),
-        "| network | model | noise | batch | model alone | certify | share | preparations |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [
-            NETWORK_TITLES[row["network"]],
-            escape_value(row["way"]),
-            TITLES[row["noise"]],
-            f"{row['batch']:,}",
-            f"{row['bare']:,.0f}",
-        ]
-        cells += [f"{row['certify']:,.0f}", f"{100 * row['certify'] / row['bare']:.0f} %", f"{row['preparations']:.2f} s"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    text = paragraph(
+        f"Noisy images per second, alone on the machine ({machine}): the",
+        "forward pass of the model alone at that batch size, on images that are there already, the best of five rounds,",
+        "launched eagerly and as a CUDA graph; and `ws.certify`. Preparations are what a call costs beside its draws: the",
+        "factor of the covariance, checks, the capture.",
+        f"The {draws:,} draws of an image take {draws / rates[-1]:.3f} to {draws / rates[0]:.3f} s." if draws else "",
+    )
+    for row in found:
+        cells = [NETWORK_TITLES[row["network"]], escape_value(row["way"]), TITLES[row["noise"]], f"{row['batch']:,}"]
+        cells += [f"{row['bare']:,.0f}", f"{row['certify']:,.0f}", f"{100 * row['certify'] / row['bare']:.0f} %"]
+        rows.append([*cells, f"{row['preparations']:.2f} s"])
+    return [*text, *table(("network", "model", "noise", "batch", "model alone", "certify", "share", "preparations"), rows)]
 
 
 def curves_png(found: Sequence[Certified], labels: Mapping[str, str]) -> bytes:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import wassersmooth as ws
 from experiments.certificates import networks
 from experiments.certificates.settings import NOISES, Scale, Setting
+from experiments.processes import wait_for
 from wassersmooth.study.data import Dataset
 
 FEW, MANY = 20, 120  # images of the two calls, whose difference is the rate without preparations
@@ -39,18 +40,9 @@ def measure(network: str, data: Dataset, scale: Scale, small: bool, compile: boo
             short, long = (seconds(partial(certify, images[:count]), device) for count in (few, many))
             draws = scale.samples + 100
             each = seconds_each(few, short, many, long)
-            rows.append(
-                {
-                    "network": network,
-                    "way": way,
-                    "noise": noise,
-                    "batch": batch,
-                    "bare": bare,
-                    "certify": draws / each,
-                    "with_preparations": many * draws / long,
-                    "preparations": max(0.0, short - few * each),
-                }
-            )
+            row = {"network": network, "way": way, "noise": noise, "batch": batch, "bare": bare, "certify": draws / each}
+            row |= {"with_preparations": many * draws / long, "preparations": max(0.0, short - few * each)}
+            rows.append(row)
     return rows
 
 
@@ -84,10 +76,8 @@ def _repeat(step: Callable[[], object], times: int) -> None:
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     started = time.perf_counter()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return time.perf_counter() - started

@@ -10,7 +10,7 @@ from experiments.comparison import CURVE, Difference, EqualClean, all_clear, at_
 from experiments.frontier.points import base_variant, compared_threats
 from experiments.frontier.questions import place_of, title_of
 from experiments.frontier.step_costs import relative_cost
-from experiments.points import THREATS, Point, mean_over
+from experiments.points import THREATS, Point, families, mean_over
 from experiments.uncertainty import UNSEEDED, Uncertainty
 from wassersmooth.study.tables import escape_value, markdown_table
 
@@ -43,10 +43,8 @@ def standings(points: Sequence[Point]) -> list[Standing]:
     """The standings of all families of the base variant that have a clean error in common with the reference."""
     base = base_variant(points)
     uncertainty = Uncertainty.of(points)
-    members: dict[str, list[Point]] = {}
-    for point in points:
-        if point.variant == base and point.kind != "none":  # a plain network has no strength to compare at
-            members.setdefault(point.family, []).append(point)
+    # A plain network has no strength to compare at.
+    members = families(point for point in points if point.variant == base and point.kind != "none")
     reference = members.pop(REFERENCE, [])
     threats = compared_threats(p for p in points if p.variant == base)
     result = []

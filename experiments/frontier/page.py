@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def write_page(results: Path) -> Path:
         if answer.learning_curves:
             durable.write(folder / f"question-{answer.name}-course.png", learning_curve_plot(answer.learning_curves))
     page = results.with_suffix(".md")
-    durable.write(page, page_text(frontier, results, answered).encode())
+    durable.write_text(page, page_text(frontier, results, answered))
     return page
 
 
@@ -229,25 +229,18 @@ def _table(points: Sequence[Point], on_front: dict[str, set[str]]) -> str:
     for point in sorted(points, key=lambda p: (_rank(p), p.family, p.rows[0]["eta"], p.rows[0]["epsilon"])):
         cells = [_cell(point, t, point.regularizer in on_front.get(t, ())) for t in threats]
         masked = sorted({row["verdict"].removeprefix("masked: ") for row in point.rows if row["verdict"].startswith("masked")})
-        trained = _mean([float(row["epochs_trained"]) for row in point.rows])
+        trained = statistics.fmean(row["epochs_trained"] for row in point.rows)
         lines.append([code_markdown(point.regularizer), f"{point.seeds}", _cell(point, "clean"), *cells, f"{trained:g}"])
         lines[-1].append(escape_value("; ".join(masked)) or "none")
     return markdown_table(lines)
 
 
 def _cell(point: Point, measure: str, bold: bool = False) -> str:
-    values = point.values(measure)
-    if not values:
+    mean, deviation = point.mean(measure), point.deviation(measure)
+    if mean is None:
         return ""
-    mean = _mean(values)
-    text = f"{mean:.1f}"
-    if len(values) > 1:
-        text += f" ± {math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)):.1f}"
+    text = f"{mean:.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
     return f"**{text}**" if bold else text
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _rank(point: Point) -> tuple[bool, str]:

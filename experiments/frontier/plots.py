@@ -205,8 +205,8 @@ def _line(axes: Axes, points: Sequence[Point], threat: str, title: str, color: s
     axes.errorbar(
         [clean for clean, _, _ in known],
         [robust for _, robust, _ in known],
-        xerr=[_spread(p.with_measure(threat), "clean") for _, _, p in known],
-        yerr=[_spread(p, threat) for _, _, p in known],
+        xerr=[p.with_measure(threat).deviation("clean") or 0.0 for _, _, p in known],
+        yerr=[p.deviation(threat) or 0.0 for _, _, p in known],
         color=color,
         marker=MARKERS[marker % len(MARKERS)],
         markersize=4.5,
@@ -215,12 +215,6 @@ def _line(axes: Axes, points: Sequence[Point], threat: str, title: str, color: s
         elinewidth=0.7,
         label=title,
     )
-
-
-def _spread(point: Point, measure: str) -> float:
-    values = point.values(measure)
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)) if len(values) > 1 else 0.0
 
 
 def _label(axes: Axes, threat: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from experiments.comparison import Difference, EqualClean, all_clear, at_equal_clean, at_equal_strength
 from experiments.frontier.learning_curves import BY_LUCK, learning_curve_sentence, learning_curves_of
 from experiments.frontier.points import MORE_CLEAN, base_variant, compared_threats
-from experiments.points import THREATS, Point, Variant
+from experiments.points import THREATS, Point, Variant, families
 from experiments.row_store import Row
 from experiments.uncertainty import UNSEEDED, Uncertainty
 from wassersmooth.study import regularizers
@@ -63,63 +63,86 @@ def place_of(family: str) -> tuple[int, str]:
     return order.index(kind) if kind in order else len(order), family
 
 
+@dataclass(frozen=True)
+class Study:
+    """All points, and how uncertain they are."""
+
+    points: Sequence[Point]
+    uncertainty: Uncertainty
+
+    @property
+    def base(self) -> Variant:
+        return base_variant(self.points)
+
+    @property
+    def families(self) -> dict[str, list[Point]]:
+        """Those of the base variant."""
+        return families(self.of(self.base))
+
+    @property
+    def variants(self) -> list[Variant]:
+        return sorted({point.variant for point in self.points}, key=lambda variant: variant.order)
+
+    def of(self, variant: Variant) -> list[Point]:
+        return [point for point in self.points if point.variant == variant]
+
+
 def answers(points: Sequence[Point]) -> list[Answer]:
     """All questions, in the order of the page."""
-    uncertainty = Uncertainty.of(points)
-    return [ask(points, uncertainty) for ask in QUESTIONS]
+    study = Study(points, Uncertainty.of(points))
+    return [ask(study) for ask in QUESTIONS]
 
 
-def image_dependence(points: Sequence[Point], uncertainty: Uncertainty) -> Answer:
-    families = _families(points)
+def image_dependence(study: Study) -> Answer:
+    families = study.families
     pairs = [(family.replace("uniform", "wasserstein"), family) for family in families if family.split(":")[0] == "uniform"]
     named = [(f"With {_rest(second)}, the dependence on the image", first, second) for first, second in pairs]
     missing = "it takes rows of `uniform` and of `wasserstein` with the same radius and mass"
-    return _of_families("image", "Does the dependence of L on the image matter?", named, points, uncertainty, missing)
+    return _of_families("image", "Does the dependence of L on the image matter?", named, study, missing)
 
 
-def mass_term(points: Sequence[Point], uncertainty: Uncertainty) -> Answer:
+def mass_term(study: Study) -> Answer:
     named = []
-    for family in _families(points):
+    for family in study.families:
         kind, radius, mass = _parsed(family)
         if kind == "wasserstein" and mass:
             named.append((f"A mass term of {mass:g} at radius {radius}", family, f"wasserstein:radius={radius}"))
     missing = "it takes rows of `wasserstein` with and without a mass, at the same radius"
-    return _of_families("mass", "What does the mass term buy?", named, points, uncertainty, missing)
+    return _of_families("mass", "What does the mass term buy?", named, study, missing)
 
 
-def radius(points: Sequence[Point], uncertainty: Uncertainty) -> Answer:
-    radii = sorted({r for kind, r, mass in map(_parsed, _families(points)) if kind == "wasserstein" and not mass})
+def radius(study: Study) -> Answer:
+    radii = sorted({r for kind, r, mass in map(_parsed, study.families) if kind == "wasserstein" and not mass})
     named = [
         (f"Radius {r} in place of {radii[0]}", f"wasserstein:radius={r}", f"wasserstein:radius={radii[0]}") for r in radii[1:]
     ]
     missing = "it takes rows of `wasserstein` without a mass at two radii"
-    return _of_families("radius", "Which radius?", named, points, uncertainty, missing)
+    return _of_families("radius", "Which radius?", named, study, missing)
 
 
-def laplacian_term(points: Sequence[Point], uncertainty: Uncertainty) -> Answer:
+def laplacian_term(study: Study) -> Answer:
     named = []
-    for family in _families(points):
+    for family in study.families:
         kind, _, rest = family.partition(":")
         if kind == "tikhonov":
             named.append((f"With {_rest(family)}, the Laplacian term", family, f"tikhonov-curvature:{rest}"))
     missing = "it takes rows of `tikhonov` and of `tikhonov-curvature` with the same radius and mass"
-    answer = _of_families("laplacian", "Does the Laplacian term help?", named, points, uncertainty, missing)
+    answer = _of_families("laplacian", "Does the Laplacian term help?", named, study, missing)
     # Neither has a clean error of the other where the term makes training unsteady; eta means the same in both.
-    usual = base_variant(points)
-    base = {p.regularizer: p for p in points if p.variant == usual}
+    base = {p.regularizer: p for p in study.of(study.base)}
     sentences = []
     for subject, first, _ in named:
         members = [p for p in base.values() if p.family == first]
         without = [base.get(p.regularizer.replace("tikhonov", "tikhonov-curvature", 1)) for p in members]
         if pairs := [(p, other) for p, other in zip(members, without, strict=True) if other is not None]:
-            sentences.append(_equal_strength_sentence(subject, pairs, uncertainty))
+            sentences.append(_equal_strength_sentence(subject, pairs, study.uncertainty))
     return dataclasses.replace(answer, sentences=(*sentences, *answer.sentences))
 
 
-def penalty_or_step(points: Sequence[Point], uncertainty: Uncertainty) -> Answer:
+def penalty_or_step(study: Study) -> Answer:
     """To first order, the step in a ball raises the loss by the dual norm of the gradient, which the penalty makes small."""
     named = []
-    for family in _families(points):
+    for family in study.families:
         kind, _, rest = family.partition(":")
         if kind in SAME_GEOMETRY:
             penalty = ":".join([SAME_GEOMETRY[kind], *([rest] if rest else [])])
@@ -127,22 +150,22 @@ def penalty_or_step(points: Sequence[Point], uncertainty: Uncertainty) -> Answer
             named.append((f"{name[0].upper()}{name[1:]} in place of the penalty ({title_of(penalty)})", family, penalty))
     missing = "it takes rows of `l2-adversarial` and `euclidean`, say"
     question = "A penalty, or one adversarial step in the same geometry?"
-    answer = _of_families("step", question, named, points, uncertainty, missing)
+    answer = _of_families("step", question, named, study, missing)
     paired = (dataclasses.replace(curve, pair=number // 2) for number, curve in enumerate(answer.curves))
     return dataclasses.replace(answer, curves=tuple(paired))
 
 
-def activation(points: Sequence[Point], uncertainty: Uncertainty) -> Answer:
-    base = base_variant(points)
-    others = [v for v in _variants(points) if v.activation != base.activation and v == base._replace(activation=v.activation)]
+def activation(study: Study) -> Answer:
+    base = study.base
+    others = [v for v in study.variants if v.activation != base.activation and v == base._replace(activation=v.activation)]
     named = [(f"{v.activation} in place of {base.activation}", v, base) for v in others]
     missing = f"it takes rows with another activation than {base.activation}, such as --activation relu"
-    return _of_variants("activation", "Softplus or relu?", named, points, uncertainty, missing)
+    return _of_variants("activation", "Softplus or relu?", named, study, missing)
 
 
-def early_stopping(points: Sequence[Point], uncertainty: Uncertainty) -> Answer:
+def early_stopping(study: Study) -> Answer:
     """More epochs than the base has, and the same with the best epoch kept: that is compared with the last one."""
-    base, known = base_variant(points), _variants(points)
+    base, known = study.base, study.variants
     named = []
     for v in known:
         whole = v._replace(patience=None, patience_on=base.patience_on)
@@ -154,68 +177,45 @@ def early_stopping(points: Sequence[Point], uncertainty: Uncertainty) -> Answer:
             named.append((f"Over {v.epochs} epochs, {_kept(v)} in place of the last", v, whole))
     missing = f"it takes rows with more than {base.epochs} epochs, with and without --patience"
     question = "Does stopping early prevent the overfitting of robustness?"
-    answer = _of_variants("epochs", question, named, points, uncertainty, missing)
-    seen = tuple(learning_curves_of(points, {variant for _, variant, _ in named}))
+    answer = _of_variants("epochs", question, named, study, missing)
+    seen = tuple(learning_curves_of(study.points, {variant for _, variant, _ in named}))
     added = [*map(learning_curve_sentence, seen), *([BY_LUCK] if seen else [])]
     return dataclasses.replace(answer, sentences=(*answer.sentences, *added), learning_curves=seen)
 
 
-def augmentation(points: Sequence[Point], uncertainty: Uncertainty) -> Answer:
-    base = base_variant(points)
-    others = [v for v in _variants(points) if v.augment != base.augment and v == base._replace(augment=v.augment)]
+def augmentation(study: Study) -> Answer:
+    base = study.base
+    others = [v for v in study.variants if v.augment != base.augment and v == base._replace(augment=v.augment)]
     named = [("Augmentation by crops and flips" if v.augment else "No augmentation", v, base) for v in others]
     missing = "it takes rows with --augment True"
-    return _of_variants("augmentation", "With crops and flips, what changes?", named, points, uncertainty, missing)
+    return _of_variants("augmentation", "With crops and flips, what changes?", named, study, missing)
 
 
-Question = Callable[[Sequence[Point], Uncertainty], Answer]
-QUESTIONS: tuple[Question, ...] = (
-    image_dependence,
-    mass_term,
-    radius,
-    laplacian_term,
-    penalty_or_step,
-    activation,
-    early_stopping,
-    augmentation,
+QUESTIONS: tuple[Callable[[Study], Answer], ...] = (
+    *(image_dependence, mass_term, radius, laplacian_term, penalty_or_step),
+    *(activation, early_stopping, augmentation),
 )
 
 
-def _of_families(
-    name: str,
-    question: str,
-    named: Sequence[tuple[str, str, str]],
-    points: Sequence[Point],
-    uncertainty: Uncertainty,
-    missing: str,
-) -> Answer:
+def _of_families(name: str, question: str, named: Sequence[tuple[str, str, str]], study: Study, missing: str) -> Answer:
     """Pairs of families (subject, first, second), in the base variant."""
-    base = base_variant(points)
-    members = {family: tuple(p for p in points if p.variant == base and p.family == family) for family in _families(points)}
+    members = study.families
     found = [(subject, first, second) for subject, first, second in named if members.get(first) and members.get(second)]
     if not found:
         return Answer(name, question, (f"Not answered yet: {missing}.",), ())
-    sentences = [_equal_clean_sentence(subject, [(members[a], members[b])], uncertainty) for subject, a, b in found]
+    sentences = [_equal_clean_sentence(subject, [(members[a], members[b])], study.uncertainty) for subject, a, b in found]
     shown = dict.fromkeys(family for _, first, second in found for family in (second, first))
-    return Answer(name, question, tuple(sentences), tuple(Curve(title_of(family), members[family]) for family in shown))
+    return Answer(name, question, tuple(sentences), tuple(Curve(title_of(family), tuple(members[family])) for family in shown))
 
 
-def _of_variants(
-    name: str,
-    question: str,
-    named: Sequence[tuple[str, Variant, Variant]],
-    points: Sequence[Point],
-    uncertainty: Uncertainty,
-    missing: str,
-) -> Answer:
+def _of_variants(name: str, question: str, named: Sequence[tuple[str, Variant, Variant]], study: Study, missing: str) -> Answer:
     """Variants, each against another one: at equal strength, then at equal clean error family by family."""
-    usual = base_variant(points)
     sentences: list[str] = []
     curves: list[Curve] = []
     compared: set[str] = set()
     for subject, variant, reference in named:
-        others = [p for p in points if p.variant == variant]
-        base = {p.regularizer: p for p in points if p.variant == reference}
+        others = study.of(variant)
+        base = {p.regularizer: p for p in study.of(reference)}
         pairs = [(p, base[p.regularizer]) for p in others if p.regularizer in base]
         if not pairs:
             continue
@@ -223,18 +223,18 @@ def _of_variants(
         for side in filter(found.__contains__, SIDES):
             titled = f"{side}: {subject[0].lower()}{subject[1:]}" if len(found) > 1 else subject
             here = [(p, other) for p, other in pairs if group_of(p.kind).side == side]
-            sentences.append(_equal_strength_sentence(titled, here, uncertainty))
+            sentences.append(_equal_strength_sentence(titled, here, study.uncertainty))
             both = [
                 ([p for p in others if p.family == family], [p for p in base.values() if p.family == family])
                 for family in dict.fromkeys(p.family for p in others if p.kind != "none" and group_of(p.kind).side == side)
             ]
             if both:
-                sentences.append(_equal_clean_sentence(titled, both, uncertainty, at_first=True))
+                sentences.append(_equal_clean_sentence(titled, both, study.uncertainty, at_first=True))
         curves.append(Curve(str(variant), tuple(p for p, _ in pairs)))
         compared |= {p.regularizer for p, _ in pairs}
     if not curves:
         return Answer(name, question, (f"Not answered yet: {missing}.",), ())
-    known = Curve(str(usual), tuple(p for p in points if p.variant == usual and p.regularizer in compared))
+    known = Curve(str(study.base), tuple(p for p in study.of(study.base) if p.regularizer in compared))
     return Answer(name, question, tuple(sentences), (known, *curves))
 
 
@@ -293,15 +293,6 @@ def _label(measure: str) -> str:
 def _seeds(points: Sequence[Point]) -> str:
     counts = sorted({point.seeds for point in points})
     return counted(counts[0], "seed") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
-
-
-def _families(points: Sequence[Point]) -> list[str]:
-    base = base_variant(points)
-    return list(dict.fromkeys(p.family for p in points if p.variant == base))
-
-
-def _variants(points: Sequence[Point]) -> list[Variant]:
-    return sorted({point.variant for point in points}, key=lambda variant: variant.order)
 
 
 def _parsed(family: str) -> tuple[str, int, float]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from experiments import row_store
+from experiments import processes, row_store
 from experiments.ground_metric import page, stored_rows
 from experiments.ground_metric.helping import KEY, Work
 from experiments.ground_metric.likelihoods import row_of
@@ -79,8 +77,7 @@ class Fit(Where):
             for seed in self.seeds:
                 for motion in MOTIONS:
                     row = {"dataset": dataset, "motion": motion, "seed": seed}
-                    known = {row_store.key_of(one, FIT_KEY) for one in row_store.read(path)["rows"]}
-                    if row_store.key_of(row, FIT_KEY) in known:
+                    if row_store.key_of(row, FIT_KEY) in row_store.keys(path, FIT_KEY):
                         continue
                     loaded = loaded or data.load(Data(dataset=dataset, data_dir=self.folder(dataset), validation=0.0))
                     console.line(f"{dataset}, {motion}, seed {seed}")
@@ -123,8 +120,14 @@ class Train(Where):
         for dataset in self.datasets:
             settings = settings_of("mnist" if dataset == "mnist" else "cifar10", self.seeds)
             work = Work(
-                *(self.scale, self.folder(dataset), self.output / TRAINING, self.runs, device),
-                *(parallel, parallel * self.workers, started + self.seconds),
+                scale=self.scale,
+                folder=self.folder(dataset),
+                rows=self.output / TRAINING,
+                runs=self.runs,
+                device=device,
+                parallel=parallel,
+                at_once=parallel * self.workers,
+                deadline=started + self.seconds,
             )
             if self.workers == 1 or self.part is not None:
                 work.run(settings)
@@ -134,15 +137,8 @@ class Train(Where):
             Console().line(rows if missing else "all rows are there")
 
     def _spawn(self) -> None:
-        flags = [f"--output={self.output}", f"--device={self.device}", f"--seconds={self.seconds}", f"--runs={self.runs}"]
-        flags += [f"--parallel={self.parallel}", f"--workers={self.workers}", "--datasets", *self.datasets]
-        flags += ["--seeds", *map(str, self.seeds)]
-        flags += [] if self.cifar_dir is None else [f"--cifar-dir={self.cifar_dir}"]
-        flags += [] if self.mnist_dir is None else [f"--mnist-dir={self.mnist_dir}"]
-        flags += ["--small"] if self.small else []
-        command = [sys.executable, "-m", "experiments.ground_metric", "train", *flags]
-        workers = [subprocess.Popen([*command, f"--part={part}"]) for part in range(self.workers)]
-        if any([worker.wait() for worker in workers]):
+        commands = {part: processes.words_of(PROGRAM, replace(self, part=part)) for part in range(self.workers)}
+        if processes.run(commands):
             raise StudyError("a worker failed, see above; the rows of the others are stored")
 
 
@@ -159,11 +155,9 @@ class Merge:
     """The folder of the rows that they are added to."""
 
     def __call__(self) -> None:
-        if not self.files:
-            raise StudyError("merge needs files of rows that train has written; got none; for instance training.json")
-        found = [row for path in self.files for row in stored_rows.read_trained(path)]
         path = self.output / TRAINING
-        Console().line(f"{path}: {counted(row_store.add(path, found, KEY), 'row')}")
+        count = row_store.merge(self.files, path, KEY, stored_rows.read_trained, "train")
+        Console().line(f"{path}: {counted(count, 'row')}")
 
 
 @dataclass(frozen=True)

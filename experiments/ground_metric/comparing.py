@@ -40,13 +40,6 @@ def points_of(rows: Iterable[Row]) -> list[Point]:
     return [Point(tuple(group)) for _, group in found]
 
 
-def families(points: Sequence[Point]) -> dict[str, list[Point]]:
-    found: dict[str, list[Point]] = {}
-    for point in points:
-        found.setdefault(point.family, []).append(point)
-    return found
-
-
 def chosen(points: Sequence[Point]) -> Point:
     """The strength of a family with the lowest mean validation error."""
     return min(points, key=lambda point: point.validation)

@@ -4,52 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
-
-import torch
+from dataclasses import dataclass, field
 
 from experiments import row_store, side_by_side
 from experiments.ground_metric import measuring
 from experiments.ground_metric.plans import Scale, Setting
+from experiments.row_store import Row
 from wassersmooth.study import acceleration, data, provenance
-from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
-from wassersmooth.study.distributed import World
 from wassersmooth.study.runs import Run
-from wassersmooth.study.training import training
 
 KEY = ("dataset", "augment", "method", "seed")
 
 
-class Work:
-    """The networks that are not in the file of rows yet. Several processes may share them: each takes what no other has taken.
+@dataclass(kw_only=True)
+class Work(side_by_side.SharedWork):
+    """The networks of a data set.
 
-    Arguments:
-        folder: of the data set.
-        rows: the file.
-        runs: the folder of checkpoints.
-        parallel: networks that this process trains at a time.
+    Attributes:
         at_once: networks that all processes train at a time, for the rows.
-        deadline: in seconds of ``time.perf_counter``: what is not finished then stays as a checkpoint.
+        took: seconds of the last network of each kind, beside the others.
     """
 
-    def __init__(
-        self,
-        scale: Scale,
-        folder: Path | None,
-        rows: Path,
-        runs: Path,
-        device: torch.device,
-        parallel: int,
-        at_once: int,
-        deadline: float,
-    ) -> None:
-        self.scale, self.folder, self.rows, self.runs, self.device = scale, folder, rows, runs, device
-        self.parallel, self.at_once, self.deadline = parallel, at_once, deadline
-        self.console = Console()
-        self.took: dict[str, float] = {}  # seconds of the last network of each kind, beside the others
-        self.attempts = side_by_side.Attempts(device, self.console)
+    scale: Scale
+    at_once: int
+    took: dict[str, float] = field(default_factory=dict)
 
     def run(self, settings: Sequence[Setting]) -> None:
         """Train and measure what is missing, in this order, until nothing can be begun."""
@@ -65,7 +44,7 @@ class Work:
 
     def missing(self, settings: Sequence[Setting]) -> list[Setting]:
         """Those without a row."""
-        known = {row_store.key_of(row, KEY) for row in row_store.read(self.rows)["rows"]}
+        known = row_store.keys(self.rows, KEY)
         return [setting for setting in settings if row_store.key_of(setting.key, KEY) not in known]
 
     def _one(self, setting: Setting, loaded: Dataset, tried: set[Setting]) -> Iterator[None]:
@@ -87,32 +66,20 @@ class Work:
 
     def _trained(self, setting: Setting, run: Run, loaded: Dataset, name: str) -> Iterator[None]:
         started, config = time.perf_counter(), run.config
-        row: dict[str, Any] = {
-            **setting.key,
-            "family": setting.family,
-            "regularizer": setting.method,
-            "elastic": setting.elastic,
-        }
+        row: Row = {**setting.key, "family": setting.family, "regularizer": setting.method, "elastic": setting.elastic}
         row |= {"kind": config.regularizer.kind, "eta": config.regularizer.eta, "epsilon": 0.0, "activation": "softplus"}
         row |= {"epochs": config.training.epochs, "patience": None, "patience_on": "clean"}
-        steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console)
-        if not (yield from side_by_side.train(run, steps, row, name, self.deadline, self.console)):
+        if not (yield from self.train_network(run, self.steps(run, loaded), row, name)):
             return
         if "diverged" not in row:
             trained = time.perf_counter()
-            with side_by_side.full_precision(config.machine):
-                model = run.load_model(loaded).to(self.device)
+            with self.trained_model(run, loaded) as model:
                 row |= measuring.of_both_parts(model, loaded.test, loaded.validation, setting.dataset, self.scale)
-            row |= {
-                "training_seconds": round(trained - started, 3),
-                "measuring_seconds": round(time.perf_counter() - trained, 3),
-            }
+            row["training_seconds"] = round(trained - started, 3)
+            row["measuring_seconds"] = round(time.perf_counter() - trained, 3)
             self.took[setting.point.kind] = time.perf_counter() - started
         row |= {"runs_at_once": self.at_once, "origin": provenance.origin(self.device)}
         row_store.add(self.rows, [row], KEY)
-        said = (
-            "diverged"
-            if row.get("diverged")
-            else f"clean {row['errors']['clean']:.1f} %, elastic {row['errors']['elastic_1.5']:.1f} %"
-        )
+        errors = row.get("errors")
+        said = f"clean {errors['clean']:.1f} %, elastic {errors['elastic_1.5']:.1f} %" if errors else "diverged"
         self.console.line(f"{name}: {said}")

@@ -18,6 +18,7 @@ from wassersmooth.study.data import Dataset
 GRAPH_RADIUS = 2
 SMOOTHNESSES = (0.0, 0.5, 1.0, 2.0, 4.0)
 FLOOR = ROUNDING**2 / 6  # the variance of what rounding takes from both images
+HALVINGS = 40  # of the interval, about, of the search for the largest likelihood
 GRID = 60  # shares of white noise that are tried before the search is refined
 FITTED = "fitted weights, radius 2"
 EUCLIDEAN = "Euclidean"
@@ -61,10 +62,10 @@ class Spectra(NamedTuple):
         return float(self.log_likelihoods(motion, motion * ratio).mean()), motion, motion * ratio
 
 
-def _golden(f: Callable[[float], float], low: float, high: float, steps: int = 40) -> float:
+def _golden(f: Callable[[float], float], low: float, high: float) -> float:
     """Where a function of one hill is largest."""
     share = (math.sqrt(5) - 1) / 2
-    for _ in range(steps):
+    for _ in range(HALVINGS):
         left, right = high - share * (high - low), low + share * (high - low)
         low, high = (low, right) if f(left) >= f(right) else (left, high)
     return (low + high) / 2

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from experiments import error_rates
 from experiments.ground_metric.plans import DatasetName, Scale
 from wassersmooth.robustness import variations
 from wassersmooth.robustness.attacks import PGD
-from wassersmooth.robustness.corruptions import PARAMETERS, Corruption
-from wassersmooth.robustness.intervals import wilson
-from wassersmooth.robustness.measurement import Measurement, PerImage, Perturbation
-from wassersmooth.robustness.model_queries import isolated_model
-from wassersmooth.robustness.translations import AXES, Axis, label_flips
+from wassersmooth.robustness.measurement import Measurement, Perturbation
+from wassersmooth.robustness.translations import AXES
+from wassersmooth.study import provenance
 from wassersmooth.study.data import Part
 
 SEVERITY, REACH = 3, 6
@@ -40,12 +36,12 @@ TITLES = {
 def perturbations(dataset: DatasetName) -> dict[str, Perturbation]:
     """What is done to the images, by the name of the measure."""
     found: dict[str, Perturbation] = {
-        "elastic_1.5": lambda model, x, y, g: variations.elastic(x, 1.5, generator=g),
-        "rotation_15": lambda model, x, y, g: variations.rotate(x, 15 * _between(x, g)),
+        "elastic_1.5": error_rates.elastic(1.5),
+        "rotation_15": error_rates.rotation(15),
         "shift_2": _shifted,
     }
     if dataset == "mnist":
-        found["elastic_2.5"] = lambda model, x, y, g: variations.elastic(x, 2.5, generator=g)
+        found["elastic_2.5"] = error_rates.elastic(2.5)
         found["pgd20_0.1"] = PGD(0.1, 0.025, 20, loss="margin")
         found["pgd20_l2_1"] = PGD(1.0, 0.2, 20, norm="l2", loss="margin")
     else:
@@ -66,45 +62,24 @@ def measured(
     clean, most, few = images
     row: dict[str, Any] = {"errors": {}, "images": {}, "intervals": {}, "wrong": {}, "flips": {}}
 
-    def add(name: str, wrong: Tensor) -> None:
-        row["errors"][name] = round(100 * float(wrong.double().mean()), 4)
-        row["images"][name] = len(wrong)
-        row["intervals"][name] = [round(end, 3) for end in wilson(int(wrong.sum()), len(wrong))]
-        row["wrong"][name] = base64.b64encode(np.packbits(wrong.numpy()).tobytes()).decode()
-
-    with isolated_model(model, part.images) as inner:
-        inner.eval()
-        found = Measurement(inner, part.images, part.labels, seed=0)
-        add("clean", found.misclassified("clean", lambda m, x, y, g: x, clean))
+    with error_rates.measuring(model, part) as found:
+        error_rates.add_error(row, "clean", found.misclassified("clean", error_rates.as_they_are, clean))
         for name, perturb in perturbations(dataset).items():
-            add(name, found.misclassified(name, perturb, few if isinstance(perturb, PGD) else most))
+            error_rates.add_error(row, name, found.misclassified(name, perturb, few if isinstance(perturb, PGD) else most))
         if all_measures:
             _add_corruptions(row, found, few)
-            _add_flips(row, found, inner, few)
-    row["test_sha256"] = hashlib.sha256(part.images.cpu().numpy().tobytes()).hexdigest()
-    return row
+            for axis in AXES:
+                values = found.collect(f"flips_{axis}", error_rates.flips(found.model, axis, REACH), few)
+                row["flips"][axis] = round(float(values.mean()), 4)
+    return row | {"test_sha256": provenance.tensor_sha256(part.images)}
 
 
 def _add_corruptions(row: dict[str, Any], found: Measurement, few: int) -> None:
     """The mean over kinds: a network errs on an image in a share of them, and the spread is that of shares over images."""
-    kinds = [found.misclassified(f"{kind}_{SEVERITY}", _corrupted(kind), few) for kind in PARAMETERS]
-    shares = torch.stack(kinds).double().mean(0)
+    shares = error_rates.wrong_by_corruption(found, SEVERITY, few)
     error, half = 100 * float(shares.mean()), 196 * float(shares.std()) / len(shares) ** 0.5
     row["errors"][CORRUPTIONS], row["images"][CORRUPTIONS] = round(error, 4), len(shares)
     row["intervals"][CORRUPTIONS] = [round(error - half, 3), round(error + half, 3)]
-
-
-def _corrupted(kind: Corruption) -> Perturbation:
-    return lambda model, x, y, g: variations.corrupt(x, kind, SEVERITY, g)
-
-
-def _add_flips(row: dict[str, Any], found: Measurement, model: nn.Module, few: int) -> None:
-    for axis in AXES:
-        row["flips"][axis] = round(float(found.collect(f"flips_{axis}", _flips(model, axis), few).mean()), 4)
-
-
-def _flips(model: nn.Module, axis: Axis) -> PerImage:
-    return lambda x, y, g: label_flips(model, x, axis, min(REACH, x.shape[-1] - 1)).double()
 
 
 def of_both_parts(model: nn.Module, test: Part, validation: Part, dataset: DatasetName, scale: Scale) -> dict[str, Any]:
@@ -112,11 +87,6 @@ def of_both_parts(model: nn.Module, test: Part, validation: Part, dataset: Datas
     row = measured(model, test, dataset, scale.images)
     held_out = measured(model, validation, dataset, (scale.validation,) * 3, all_measures=False)
     return row | {"validation": {"errors": held_out["errors"]}}
-
-
-def _between(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform in [-1, 1], one for each image. # shape: (B,)"""
-    return 2 * torch.rand(len(images), generator=generator, device=images.device, dtype=images.dtype) - 1
 
 
 def _shifted(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:

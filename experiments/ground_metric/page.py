@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,14 @@ from experiments.ground_metric.comparing import (
     chosen,
     difference_at_chosen,
     difference_at_equal_clean,
-    families,
     points_of,
 )
 from experiments.ground_metric.likelihoods import EUCLIDEAN, FITTED
 from experiments.ground_metric.measuring import TITLES
 from experiments.ground_metric.pairs import MOTIONS, SIDE
 from experiments.ground_metric.pairs import TITLES as MOTION_TITLES
+from experiments.markdown import bullet, paragraph, table
+from experiments.points import families
 from experiments.row_store import Row
 from experiments.uncertainty import Uncertainty
 from wassersmooth.study import durable, figures
@@ -45,15 +46,14 @@ DEFORMED = {"clean": "clean", "elastic_1.5": "elastically deformed", "rotation_1
 def write_page(folder: Path, likelihoods: str, training: str) -> Path:
     """Write the page and the figures beside the rows."""
     fits = stored_rows.read_fits(folder / likelihoods)
+    fitted = [Fitted(dataset, mine) for dataset in DATASETS if (mine := [row for row in fits if row["dataset"] == dataset])]
     trained = [row for row in stored_rows.read_trained(folder / training) if not row.get("diverged")]
     trainings = Trained.of_rows(trained)
-    lines = ["# A ground metric from natural pairs, and whether it helps", "", *_in_short(fits, trainings)]
+    lines = ["# A ground metric from natural pairs, and whether it helps", "", *_in_short(fitted, trainings)]
     lines += ["## Which geometry natural variations have", "", *_likelihood_head(fits)]
-    for dataset, title in DATASETS.items():
-        mine = [row for row in fits if row["dataset"] == dataset]
-        if mine:
-            lines += [f"### {title}", "", *_likelihood_table(mine), "", *_verdicts(mine), ""]
-    durable.write(folder / "likelihoods.png", _likelihood_figure(fits))
+    for of in fitted:
+        lines += [f"### {DATASETS[of.dataset]}", "", *_likelihood_table(of), "", *_verdicts(of), ""]
+    durable.write(folder / "likelihoods.png", _likelihood_figure(fitted))
     lines += ["![Held-out likelihood of each candidate above that of white noise.](likelihoods.png)", ""]
     if drawn := [row for row in fits if row["dataset"] == "mnist" and row["seed"] == 0]:
         durable.write(folder / "weights.png", _weights_figure(drawn))
@@ -65,42 +65,51 @@ def write_page(folder: Path, likelihoods: str, training: str) -> Path:
         lines += [f"Not trained yet: {listed(missing)}.", ""]
     lines += ["## How it was measured", "", *_origins([*fits, *trained])]
     path = folder / NAME
-    durable.write(path, ("\n".join(lines).rstrip() + "\n").encode())
+    durable.write_text(path, "\n".join(lines).rstrip() + "\n")
     return path
-
-
-def _paragraph(*parts: str) -> list[str]:
-    return [*textwrap.wrap(" ".join(parts), 140, break_long_words=False, break_on_hyphens=False), ""]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---', *['---:'] * (len(head) - 1)])}|"]
-    return lines + [f"| {' | '.join(row)} |" for row in rows]
 
 
 # Likelihoods
 
 
-def _in_short(fits: Sequence[Row], trainings: Sequence[Trained]) -> list[str]:
+@dataclass(frozen=True)
+class Fitted:
+    """The fits to pairs of one data set."""
+
+    dataset: str
+    rows: list[Row]
+
+    @property
+    def motions(self) -> list[str]:
+        return [motion for motion in MOTIONS if self.of(motion)]
+
+    def of(self, motion: str) -> list[Row]:
+        """One row for each seed."""
+        return [row for row in self.rows if row["motion"] == motion]
+
+    def means(self, motion: str) -> dict[str, float]:
+        """The mean held-out likelihood of each candidate."""
+        rows = self.of(motion)
+        return {name: statistics.fmean(statistics.fmean(row["scores"][name]) for row in rows) for name in rows[0]["scores"]}
+
+    def winner(self, motion: str) -> str:
+        means = self.means(motion)
+        return max(means, key=means.__getitem__)
+
+
+def _in_short(fitted: Sequence[Fitted], trainings: Sequence[Trained]) -> list[str]:
     """Which candidate has the largest held-out likelihood, for each data set; and what training in its geometry does."""
     said = []
-    for dataset, title in DATASETS.items():
-        mine = [row for row in fits if row["dataset"] == dataset]
-        motions = [motion for motion in MOTIONS if any(row["motion"] == motion for row in mine)]
+    for one in fitted:
         wins: dict[str, list[str]] = {}
-        for motion in motions:
-            wins.setdefault(_winner([row for row in mine if row["motion"] == motion]), []).append(str(motion))
-        said += [f"{winner} fits {listed(of)} of {title} best" for winner, of in wins.items()]
-    lines = ["In short:", "", *_bullet(f"**Geometry.** Of all candidates below, {'; '.join(said)}.")]
-    for one in trainings:
-        lines += _bullet(f"**Training**, {one.title}. In parentheses: without a penalty.")
-        lines += [line for said in one.in_short for line in _bullet(said, indent=4)]
+        for motion in one.motions:
+            wins.setdefault(one.winner(motion), []).append(motion)
+        said += [f"{winner} fits {listed(of)} of {DATASETS[one.dataset]} best" for winner, of in wins.items()]
+    lines = ["In short:", "", *bullet(f"**Geometry.** Of all candidates below, {'; '.join(said)}.")]
+    for trained in trainings:
+        lines += bullet(f"**Training**, {trained.title}. In parentheses: without a penalty.")
+        lines += [line for sentence in trained.in_short for line in bullet(sentence, indent=4)]
     return [*lines, ""]
-
-
-def _winner(rows: Sequence[Row]) -> str:
-    means = {name: statistics.fmean(statistics.fmean(row["scores"][name]) for row in rows) for name in rows[0]["scores"]}
-    return str(max(means, key=lambda name: means[name]))
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,7 @@ class Gain:
 def _likelihood_head(fits: Sequence[Row]) -> list[str]:
     train, test = fits[0]["pairs"]
     motions = listed([MOTION_TITLES[motion] for motion in MOTIONS])
-    return _paragraph(
+    return paragraph(
         f"Pairs are {SIDE}x{SIDE} crops of gray images before and after a motion: {motions}.",
         "Every candidate is a covariance `eta^2 (L(x) + mass I)` of their difference. Eta, mass and what else it has (weights",
         f"by `ws.fit_ground_metric`, the smoothness of coherent motion from 0 to 4 pixels) are fitted to {train} pairs of",
@@ -137,19 +146,12 @@ def _likelihood_head(fits: Sequence[Row]) -> list[str]:
     )
 
 
-def _likelihood_table(rows: Sequence[Row]) -> list[str]:
-    names = sorted(rows[0]["scores"], key=lambda name: (name != EUCLIDEAN, _order(name)))
-    motions = [motion for motion in MOTIONS if any(row["motion"] == motion for row in rows)]
-    found = []
-    for name in names:
-        cells = []
-        for motion in motions:
-            mine = [row for row in rows if row["motion"] == motion]
-            mean = {other: statistics.fmean(statistics.fmean(row["scores"][other]) for row in mine) for other in names}
-            value = f"{mean[name]:.3f}"
-            cells.append(f"**{value}**" if mean[name] == max(mean.values()) else value)
+def _likelihood_table(fitted: Fitted) -> list[str]:
+    means, found = [fitted.means(motion) for motion in fitted.motions], []
+    for name in sorted(fitted.rows[0]["scores"], key=lambda name: (name != EUCLIDEAN, _order(name))):
+        cells = [f"**{of[name]:.3f}**" if of[name] == max(of.values()) else f"{of[name]:.3f}" for of in means]
         found.append([escape_value(name), *cells])
-    return _table(["candidate", *motions], found)
+    return table(["candidate", *fitted.motions], found, 1)
 
 
 def _order(name: str) -> int:
@@ -157,16 +159,13 @@ def _order(name: str) -> int:
     return next((place for place, word in enumerate(words) if name.startswith(word)), len(words))
 
 
-def _verdicts(rows: Sequence[Row]) -> list[str]:
+def _verdicts(fitted: Fitted) -> list[str]:
     """One sentence for each motion: what wins, and what the fitted weights gain; significant together by Holm."""
     gains: dict[tuple[str, str, str], Gain] = {}
     best: dict[str, str] = {}
-    for motion in map(str, MOTIONS):
-        mine = [row for row in rows if row["motion"] == motion]
-        if not mine:
-            continue
-        means = {name: statistics.fmean(statistics.fmean(row["scores"][name]) for row in mine) for name in mine[0]["scores"]}
-        best[motion] = _winner(mine)
+    for motion in fitted.motions:
+        mine, means = fitted.of(motion), fitted.means(motion)
+        best[motion] = fitted.winner(motion)
         weights = [name for name in means if name not in (FITTED, EUCLIDEAN) and not name.startswith("coherent")]
         constant = max(weights, key=lambda name: means[name])
         gains[motion, FITTED, constant] = Gain.of(mine, FITTED, constant)
@@ -181,42 +180,28 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
             for (of, first, second), gain in gains.items()
             if of == motion
         ]
-        smooth = [
-            row["fits"][winner]["smoothness"]
-            for row in rows
-            if row["motion"] == motion and winner in row["fits"] and "smoothness" in row["fits"][winner]
-        ]
-        width = f" (smoothness {listed(sorted({f'{one:g}' for one in smooth}), 'or')})" if smooth else ""
-        off = [row for row in rows if row["motion"] == motion and row["fit"]["mass"] > 100]
+        fits = [row["fits"].get(winner, {}) for row in fitted.of(motion)]
+        smooth = sorted({f"{fit['smoothness']:g}" for fit in fits if "smoothness" in fit})
+        width = f" (smoothness {listed(smooth, 'or')})" if smooth else ""
+        off = any(row["fit"]["mass"] > 100 for row in fitted.of(motion))
         switched = " The fit switches transport off: its mass term is more than a hundred times L." if off else ""
-        lines += _bullet(f"**{motion}**: {winner}{width} wins. {'; '.join(said)}.{switched}")
+        lines += bullet(f"**{motion}**: {winner}{width} wins. {'; '.join(said)}.{switched}")
     return lines
 
 
-def _bullet(text: str, indent: int = 0) -> list[str]:
-    first, then = " " * indent + "- ", " " * (indent + 2)
-    return textwrap.wrap(
-        text, 140, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def _likelihood_figure(fits: Sequence[Row]) -> bytes:
-    present = [dataset for dataset in DATASETS if any(row["dataset"] == dataset for row in fits)]
-    drawing = figures.new_figure((5.2 * len(present), 3.6), "the figure of likelihoods")
-    panels = drawing.subplots(1, len(present), squeeze=False)[0]
-    for axes, dataset in zip(panels, present, strict=True):
-        mine = [row for row in fits if row["dataset"] == dataset]
-        names = sorted((name for name in mine[0]["scores"] if name != EUCLIDEAN), key=_order)
-        motions = [motion for motion in MOTIONS if any(row["motion"] == motion for row in mine)]
-        for place, motion in enumerate(motions):
-            gains = [Gain.of([row for row in mine if row["motion"] == motion], name, EUCLIDEAN) for name in names]
-            at = np.arange(len(names)) + (place - (len(motions) - 1) / 2) * 0.27
+def _likelihood_figure(fitted: Sequence[Fitted]) -> bytes:
+    drawing = figures.new_figure((5.2 * len(fitted), 3.6), "the figure of likelihoods")
+    for axes, one in zip(drawing.subplots(1, len(fitted), squeeze=False)[0], fitted, strict=True):
+        names = sorted((name for name in one.rows[0]["scores"] if name != EUCLIDEAN), key=_order)
+        for place, motion in enumerate(one.motions):
+            gains = [Gain.of(one.of(motion), name, EUCLIDEAN) for name in names]
+            at = np.arange(len(names)) + (place - (len(one.motions) - 1) / 2) * 0.27
             axes.barh(at, [g.mean for g in gains], 0.25, xerr=[1.96 * g.error for g in gains], label=motion)
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.invert_yaxis()
         axes.axvline(0, color="black", linewidth=0.8)
         axes.set_xlabel("nats per pixel above white noise")
-        axes.set_title(DATASETS[dataset], fontsize=9)
+        axes.set_title(DATASETS[one.dataset], fontsize=9)
         axes.legend(fontsize=7)
     return figures.to_chart_png(drawing, 130)
 
@@ -314,14 +299,14 @@ def _helping(folder: Path, one: Trained) -> list[str]:
     points, by_family = one.points, families(one.points)
     seeds = len({row["seed"] for point in points for row in point.rows})
     lines = [f"### {one.title}", ""]
-    lines += _paragraph(
+    lines += paragraph(
         f"{counted(len(points), 'method')} and {counted(seeds, 'seed')}; errors in percent, means over seeds. In bold: the",
         "strength of each family with the lowest mean validation error over clean, elastic, rotated and shifted images.",
     )
     lines += [*_errors_table(points, one.measures), ""]
     at_end = [name for name, of in by_family.items() if len(of) > 1 and chosen(of).strength == max(p.strength for p in of)]
     if at_end:
-        lines += _paragraph(
+        lines += paragraph(
             f"The largest strength that was tried is the best of {listed(at_end)}: more might be better still, so that a",
             "family whose best strength lies inside its range has an advantage in the comparisons.",
         )
@@ -329,7 +314,7 @@ def _helping(folder: Path, one: Trained) -> list[str]:
     durable.write(folder / name, _errors_figure(points))
     lines += [f"![Error on deformed images against clean error, {one.title}.]({name})", ""]
     lines += ["Networks with more than twice the lowest clean error are not in the figure.", ""]
-    lines += _paragraph(
+    lines += paragraph(
         "Differences in points (negative: the first is better), with one standard error over seeds and test images. A",
         "difference is shown, in bold, where it is significant together with all others of its table, by Holm at 5 %; there",
         f"are {len(one.equal)} and {len(one.at_chosen)} of them. All others are not shown. A dash: the two have no clean error",
@@ -349,7 +334,7 @@ def _errors_table(points: Sequence[Point], measures: Sequence[str]) -> list[str]
             label = f"**{label}**" if point is best and len(members) > 1 else label
             values = [point.mean(name) for name in ("clean", *measures)]
             found.append([label, str(len(point.rows)), *(DASH if value is None else f"{value:.1f}" for value in values)])
-    return _table(["method, strength", "seeds", *(TITLES[name] for name in ("clean", *measures))], found)
+    return table(["method, strength", "seeds", *(TITLES[name] for name in ("clean", *measures))], found, 1)
 
 
 def _errors_figure(points: Sequence[Point]) -> bytes:
@@ -414,22 +399,19 @@ def _compared(title: str, found: Compared, measures: Sequence[str]) -> list[str]
             text = DASH if gap is None else f"{gap.mean:+.1f}{spread}"
             cells.append(f"**{text}**" if (first, second, name) in clear else text)
         rows.append([escape_value(f"{first} against {_named(second)}"), *cells])
-        said += [line for one in shown(found, first, [second]) for line in _bullet(escape_value(f"{first} {one}."))]
-    return [f"{title}:", "", *_table(["comparison", *(TITLES[name] for name in columns)], rows), "", "Shown:", "", *said, ""]
+        said += [line for one in shown(found, first, [second]) for line in bullet(escape_value(f"{first} {one}."))]
+    head = ["comparison", *(TITLES[name] for name in columns)]
+    return [f"{title}:", "", *table(head, rows, 1), "", "Shown:", "", *said, ""]
 
 
 def _origins(rows: Sequence[Row]) -> list[str]:
-    found: dict[tuple[str, str, str], int] = {}
-    for row in rows:
-        origin = row["origin"]
-        key = (str(origin["hardware"]), str(origin["versions"]["torch"]), short_commit(origin.get("commit")))
-        found[key] = found.get(key, 0) + 1
-    lines = [
-        f"- {counted(count, 'row')}: {hardware}, torch {torch}, commit {commit}"
-        for (hardware, torch, commit), count in found.items()
-    ]
+    origins = (row["origin"] for row in rows)
+    found = Counter(
+        f"{one['hardware']}, torch {one['versions']['torch']}, commit {short_commit(one.get('commit'))}" for one in origins
+    )
+    lines = [f"- {counted(count, 'row')}: {origin}" for origin, count in found.items()]
     commands = ("fit", "train --datasets mnist --device cpu", "train --datasets cifar10 --workers 2", "render")
     if any("errors" in row for row in rows):
         said = "Seeds of training differ in initial weights and the order of images: the labeled images are the same."
-        lines += ["", *_paragraph(said)[:-1]]
+        lines += ["", *paragraph(said)[:-1]]
     return [*lines, "", *(f"    python -m experiments.ground_metric {command}" for command in commands), ""]

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-import platform
-import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 import tyro
 
-from experiments import row_store
-from experiments.networks import exactness, first_call, page, side_by_side, step_cost
+from experiments import processes, row_store
+from experiments.networks import exactness, first_call, page, step_cost, turns
 from experiments.networks import precision as low_precision
 from experiments.networks.architectures import SWEPT, library_version
 from wassersmooth.cli import Program
-from wassersmooth.study import durable, provenance
+from wassersmooth.study import durable
 from wassersmooth.study.acceleration import apply_settings
 from wassersmooth.study.config import Data, Evaluation, Machine, Model, Study, Training
 from wassersmooth.study.console import Console
@@ -32,6 +30,7 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 RESULTS = Path("results/networks")
 EXACTNESS, BENCH = RESULTS / "exactness.json", RESULTS / "bench-networks-h200.json"
 FIRST_CALLS, PRECISION = RESULTS / "first-call-h200.json", RESULTS / "precision-h200.json"
+KEY = ("network", "size", "batch", "precision", "hardware")
 COMPARED_AT_ONCE = 2  # of the processes that share a device: double backward of several networks may not fit
 SLOW_REPEATS = 5  # rounds of a step that takes up to a second
 
@@ -59,10 +58,8 @@ class Sweep:
     def __call__(self) -> None:
         console = Console()
         for name in self.networks:
-            row = self._row(name)
-            with row_store.changing(self.output) as stored:
-                row |= _origin(torch.device("cpu")) | library_version(name)
-                stored["rows"] = row_store.merged(stored["rows"], [row], ("network",))
+            row = self._row(name) | processes.origin(PROGRAM, torch.device("cpu")) | library_version(name)
+            row_store.add(self.output, [row], ("network",))
             console.line(exactness.table([row])[-1])
         console.line(f"written: {self.output}")
 
@@ -120,20 +117,20 @@ class Bench:
         kinds = self.kinds or (step_cost.KINDS if self.network in step_cost.WITH_RIVALS else step_cost.OWN_KINDS)
         compile = device.type == "cuda" if self.compile is None else self.compile
         row = {"network": self.network, "size": size, "batch": batch, "precision": self.precision, "compiled": compile}
-        row |= _origin(device) | library_version(self.network)
+        row |= processes.origin(PROGRAM, device) | library_version(self.network)
         prepared: dict[str, step_cost.Step | None] = {}
-        turns = self.output.with_suffix(f".turn{os.getpid() % COMPARED_AT_ONCE}.lock") if self.processes > 1 else None
+        lock = self.output.with_suffix(f".turn{os.getpid() % COMPARED_AT_ONCE}.lock") if self.processes > 1 else None
 
         def prepare(kind: step_cost.Kind) -> None:
             console.line(f"{self.network} {self.precision}: {kind}")
-            prepared[kind], spent = step_cost.prepare(kind, setup, compile, turns)
+            prepared[kind], spent = step_cost.prepare(kind, setup, compile, lock)
             self._store(row | {"steps": {kind: spent | {"processes": self.processes}}})
 
         for kind in kinds:
             if kind != "double_backward":  # takes a lot of memory and has nothing to compile
                 prepare(kind)
         if self.processes > 1:
-            print(side_by_side.READY, flush=True)
+            print(turns.READY, flush=True)
             if not sys.stdin.readline():  # nobody gives turns any more
                 return
         for kind in kinds:
@@ -151,16 +148,14 @@ class Bench:
 
     def _store(self, row: dict[str, Any]) -> dict[str, Any]:
         """Add what is known by now, so that it survives whatever comes next."""
-        key = ("network", "size", "batch", "precision", "hardware")
         with row_store.changing(self.output) as stored:
-            same = [old for old in stored["rows"] if row_store.key_of(old, key) == row_store.key_of(row, key)]
-            before = same[0] if same else {}
+            before = _same(stored["rows"], row)
             steps = dict(before.get("steps", {}))
             for kind, found in row["steps"].items():
                 # The seconds of a first call come before the milliseconds, and begin a new measurement.
                 steps[kind] = found if "first_call_seconds" in found else steps.get(kind, {}) | found
             row = before | row | {"steps": steps}
-            stored["rows"] = row_store.merged(stored["rows"], [row], key)
+            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
         return row
 
 
@@ -210,10 +205,10 @@ class BenchAll:
         durable.make_folder(self.output.parent)
         jobs = [job for job in self._jobs() if not self._is_measured(*job)]
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(self.threads), "OMP_NUM_THREADS": "1"}
-        commands = [[*self._words(network, kinds), "--processes", str(max(2, self.at_once))] for network, kinds in jobs]
-        with side_by_side.Processes(commands, environment, self.at_once, Console().line) as processes:
-            processes.wait_until_ready(started + ready_by)
-            processes.take_turns(started + self.seconds)
+        commands = [processes.words_of(PROGRAM, self._bench(*job)) for job in jobs]
+        with turns.Processes(commands, environment, self.at_once, Console().line) as running:
+            running.wait_until_ready(started + ready_by)
+            running.take_turns(started + self.seconds)
 
     def _jobs(self) -> list[tuple[str, tuple[step_cost.Kind, ...]]]:
         """The networks and kinds of each process, in the order in which they are timed."""
@@ -226,18 +221,18 @@ class BenchAll:
     def _is_measured(self, network: str, kinds: tuple[step_cost.Kind, ...]) -> bool:
         size, batch = step_cost.BENCHED.get(network, (224, 64))
         looked_for = (network, self.size or size, self.batch or batch, self.precision)
-        key = ("network", "size", "batch", "precision")
-        steps = [
-            row["steps"] for row in row_store.checked(self.output, step_cost.ROW) if row_store.key_of(row, key) == looked_for
-        ]
+        stored = row_store.checked(self.output, step_cost.ROW)
+        steps = [row["steps"] for row in stored if row_store.key_of(row, KEY[:-1]) == looked_for]  # of any hardware
         return bool(steps) and all(_is_finished(steps[0].get(kind, {})) for kind in kinds)
 
-    def _words(self, network: str, kinds: tuple[step_cost.Kind, ...]) -> list[str]:
-        words = [sys.executable, "-m", "experiments.networks", "bench", network, "--kinds", *kinds]
-        words += ["--precision", self.precision, "--repeats", str(self.repeats), "--device", self.device]
-        for name, value in (("--size", self.size), ("--batch", self.batch)):
-            words += [] if value is None else [name, str(value)]
-        return [*words, "--output", str(self.output)]
+    def _bench(self, network: str, kinds: tuple[step_cost.Kind, ...]) -> Bench:
+        return Bench(
+            *(network, self.precision, self.size, self.batch, kinds),
+            repeats=self.repeats,
+            processes=max(2, self.at_once),
+            device=self.device,
+            output=self.output,
+        )
 
 
 @dataclass(frozen=True)
@@ -281,19 +276,22 @@ class FirstCall:
         """What the bench finds in a process of its own, with one round."""
         folder = cache / network.replace(":", "-")
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
-        words = ["bench", network, "--precision", self.precision, "--kinds", "fast", "--repeats", "1", "--no-accuracy"]
-        words += ["--device", self.device, "--output", str(rows)]
-        return network, subprocess.Popen([sys.executable, "-m", "experiments.networks", *words], env=environment), rows
+        bench = Bench(network, self.precision, kinds=("fast",), repeats=1, accuracy=False, device=self.device, output=rows)
+        return network, subprocess.Popen(processes.words_of(PROGRAM, bench), env=environment), rows
 
     def _store(self, network: str, device: torch.device, state: str, step: dict[str, Any], console: Console) -> None:
         console.line(f"{network}, {state}: {step}")
         size, batch = step_cost.BENCHED.get(network, (224, 64))
-        row = {"network": network, "size": size, "batch": batch, "precision": self.precision, **_origin(device)}
-        key = ("network", "size", "batch", "precision", "hardware")
+        row = {
+            "network": network,
+            "size": size,
+            "batch": batch,
+            "precision": self.precision,
+            **processes.origin(PROGRAM, device),
+        }
         with row_store.changing(self.output) as stored:
-            same = [old for old in stored["rows"] if row_store.key_of(old, key) == row_store.key_of(row, key)]
-            row = (same[0] if same else {}) | row | {state: step | {"processes": len(self.networks)}}
-            stored["rows"] = row_store.merged(stored["rows"], [row], key)
+            row = _same(stored["rows"], row) | row | {state: step | {"processes": len(self.networks)}}
+            stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
 
 
 @dataclass(frozen=True)
@@ -330,8 +328,9 @@ class LowPrecision:
 
     def __call__(self) -> None:
         if len(self.precisions) > 1:
-            started = [(precision, subprocess.Popen(self._words(precision))) for precision in self.precisions]
-            if failed := [precision for precision, process in started if process.wait() != 0]:
+            each = replace(self, data_dir=None if self.data_dir is None else self.data_dir.expanduser().absolute())
+            words = {one: processes.words_of(PROGRAM, replace(each, precisions=(one,))) for one in self.precisions}
+            if failed := processes.run(words):
                 raise StudyError(f"training in {failed[0]} failed; see its lines above")
             return
         (precision,) = self.precisions
@@ -350,17 +349,9 @@ class LowPrecision:
             (self.regularizer,),
             self.seeds,
         )
-        origin = _origin(choose_device(self.device))
+        origin = processes.origin(PROGRAM, choose_device(self.device))
         rows = [row | origin for row in low_precision.rows_of(study, self.runs / precision, Console())]
-        with row_store.changing(self.output) as stored:
-            stored["rows"] = row_store.merged(stored["rows"], rows, low_precision.KEY)
-
-    def _words(self, precision: str) -> list[str]:
-        words = [sys.executable, "-m", "experiments.networks", "precision", "--precisions", precision]
-        words += ["--regularizer", self.regularizer, "--seeds", *map(str, self.seeds), "--epochs", str(self.epochs)]
-        words += ["--dataset", self.dataset, "--model", self.model, "--test-images", str(self.test_images)]
-        words += [] if self.data_dir is None else ["--data-dir", str(self.data_dir.expanduser().absolute())]
-        return [*words, "--device", self.device, "--runs", str(self.runs), "--output", str(self.output)]
+        row_store.add(self.output, rows, low_precision.KEY)
 
 
 @dataclass(frozen=True)
@@ -388,25 +379,20 @@ class Render:
             row_store.checked(self.precision, low_precision.ROW),
         )
         durable.make_folder(self.page.parent)
-        durable.write(self.page, page.text(found).encode())
+        durable.write_text(self.page, page.text(found))
         if self.speed is not None:
-            durable.write(self.speed, page.with_blocks(self.speed.read_text(encoding="utf-8"), found).encode())
+            durable.write_text(self.speed, page.with_blocks(self.speed.read_text(encoding="utf-8"), found))
         Console().line(f"page: {self.page}")
+
+
+def _same(rows: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any]:
+    """The stored row of this key; an empty one where there is none."""
+    return next((old for old in rows if row_store.key_of(old, KEY) == row_store.key_of(row, KEY)), {})
 
 
 def _is_finished(step: dict[str, Any]) -> bool:
     """Whether a step was timed, or failed for a reason of its own: the memory is short where many are prepared at once."""
     return "ms" in step or ("reason" in step and "out of memory" not in step["reason"])
-
-
-def _origin(device: torch.device) -> dict[str, Any]:
-    return {
-        "hardware": provenance.hardware(device),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": provenance.commit() or "unknown",
-        "command": shlex.join([*PROGRAM.name.split(), *sys.argv[1:]]),
-    }
 
 
 PROGRAM = Program(

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments import markdown
 from experiments.networks.architectures import CLASSES, build, without_randomness
 from wassersmooth import Euclidean, FastGradients, GradientPenalty, _checks
 from wassersmooth.learning.gradient_gap import gap_between
@@ -80,10 +81,9 @@ def measure(name: str, size: int, batch: int) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """As Markdown."""
-    lines = ["| network | parameters | size | fast gradients | relative error, or the reason |", "|---|---|---|---|---|"]
+    found = []
     for row in rows:
         parameters = f"{row['parameters'] / 1e6:.1f} M" if "parameters" in row else ""
         what = f"{row['error']:.1e}" if "error" in row else row.get("reason", "")
-        cells = map(escape_value, (row["network"], parameters, row["size"], row["verdict"], what))
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        found.append(map(escape_value, (row["network"], parameters, row["size"], row["verdict"], what)))
+    return markdown.table(("network", "parameters", "size", "fast gradients", "relative error, or the reason"), found)

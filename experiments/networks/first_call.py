@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from experiments import markdown
 from experiments.networks.step_cost import FIRST_CALL
 from wassersmooth.study.stored_json import object_with, text, whole
 from wassersmooth.study.tables import escape_value
@@ -25,11 +26,7 @@ PHASES = {
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """As Markdown. What a first call takes besides its stages is building the model and the update."""
-    titles = [*STAGES, *(f"of compiling: {title}" for title in PHASES.values())]
-    lines = [
-        f"| network | precision | cache | all, s | {' | '.join(titles)} | at once |",
-        "|---|---|---|---|" + "---|" * (len(titles) + 1),
-    ]
+    lines = []
     for row in rows:
         for state in ("cold", "warm"):
             if state not in row:
@@ -38,13 +35,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             parts = [found.get("stages", {}).get(stage) for stage in STAGES]
             parts += [found.get("compiler", {}).get(phase) for phase in PHASES]
             shown = ["-" if seconds is None else f"{seconds:.1f}" for seconds in parts]
-            cells = [
-                row["network"],
-                row["precision"],
-                state,
-                f"{found['first_call_seconds']:.1f}",
-                *shown,
-                found.get("processes", 1),
-            ]
-            lines.append(f"| {' | '.join(map(escape_value, cells))} |")
-    return lines
+            cells = [row["network"], row["precision"], state, f"{found['first_call_seconds']:.1f}", *shown]
+            lines.append(map(escape_value, [*cells, found.get("processes", 1)]))
+    titles = [*STAGES, *(f"of compiling: {title}" for title in PHASES.values())]
+    return markdown.table(("network", "precision", "cache", "all, s", *titles, "at once"), lines)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from typing import Any, NamedTuple
 
+from experiments import markdown
+from experiments.markdown import NOT_MEASURED
 from experiments.networks import exactness, first_call, precision, step_cost
+from experiments.networks.step_cost import memory, plain_ms, ratio, rounded
 from wassersmooth.study.tables import escape_value, short_commit
 
 Rows = list[dict[str, Any]]
-BLOCK = re.compile(r"(<!-- networks: ([\w-]+) -->\n)(.*?)(<!-- /networks -->)", re.DOTALL)
-NOT_MEASURED = "Not measured."
 TRANSFORMERS = ("vit", "swin")
 RATIOS = {False: 2.1, True: 2.2}  # the goals for fast / plain, by whether the network is a transformer
 MEMORY = 3.0  # the goal for the peak of a fast step, times that of a plain one
@@ -41,14 +42,8 @@ def text(results: Results) -> str:
     parts[-1] += " has the commands and what the columns mean."
     parts += ["", "## Exactness", "", *_exactness(results.exactness)]
     parts += ["", "## Cost of a step", "", *_or_not(results.bench, step_cost.table), "", *goals(results.bench)]
-    parts += [
-        "",
-        "## The first call",
-        "",
-        *_or_not(results.first_calls, first_call.table),
-        "",
-        *first_call_goals(results.first_calls),
-    ]
+    calls = results.first_calls
+    parts += ["", "## The first call", "", *_or_not(calls, first_call.table), "", *first_call_goals(calls)]
     parts += ["", "## bfloat16 beside tf32", "", *_or_not(results.precision, precision.table)]
     parts += ["", "## Origin", "", *_origins(results)]
     return "\n".join(parts).rstrip() + "\n"
@@ -56,13 +51,14 @@ def text(results: Results) -> str:
 
 def with_blocks(page: str, results: Results) -> str:
     """A page with what stands between ``<!-- networks: NAME -->`` and ``<!-- /networks -->`` taken from the results."""
+    calls = results.first_calls
     blocks = {
         "step": [*_or_not(results.bench, _short_table), "", *goals(results.bench)],
-        "first-call": [*_or_not(results.first_calls, first_call.table), "", *first_call_goals(results.first_calls)],
+        "first-call": [*_or_not(calls, first_call.table), "", *first_call_goals(calls)],
         "precision": _or_not(results.precision, precision.table),
         "many-gpus": many_gpus(results.bench),
     }
-    return BLOCK.sub(lambda match: f"{match[1]}{chr(10).join(blocks.get(match[2], [NOT_MEASURED])).strip()}\n{match[4]}", page)
+    return markdown.with_blocks(page, "networks", {name: "\n".join(lines) for name, lines in blocks.items()})
 
 
 def _or_not(rows: Rows, table: Any) -> list[str]:
@@ -72,24 +68,9 @@ def _or_not(rows: Rows, table: Any) -> list[str]:
 def _exactness(rows: Rows) -> list[str]:
     if not rows:
         return [NOT_MEASURED]
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1
+    counts = Counter(row["verdict"] for row in rows)
     said = ", ".join(f"{number} {escape_value(verdict)}" for verdict, number in sorted(counts.items()))
     return [f"{len(rows)} networks: {said}.", "", *exactness.table(rows)]
-
-
-def ratio(row: dict[str, Any]) -> float | None:
-    """Fast over the faster plain step."""
-    plains = [row["steps"][kind]["ms"] for kind in ("plain_compiled", "plain") if "ms" in row["steps"].get(kind, {})]
-    fast = row["steps"].get("fast", {}).get("ms")
-    return fast / min(plains) if plains and fast else None
-
-
-def memory(row: dict[str, Any]) -> float | None:
-    """The peak of the fast step over that of our plain step."""
-    fast, plain = (row["steps"].get(kind, {}).get("peak_bytes") for kind in ("fast", "plain"))
-    return fast / plain if fast and plain else None
 
 
 def goals(rows: Rows) -> list[str]:
@@ -136,16 +117,13 @@ def _goal(goal: str, fine: int, missed: list[str]) -> str:
 
 
 def _short_table(rows: Rows) -> list[str]:
-    lines = ["| network | pixels, images | precision | plain, ms | fast, ms | ratio | double backward, ms | memory |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    lines = []
     for row in rows:
-        ms = {kind: row["steps"].get(kind, {}).get("ms") for kind in step_cost.KINDS}
-        plain = min((ms[kind] for kind in ("plain_compiled", "plain") if ms[kind]), default=None)
-        numbers = [(plain, 2), (ms["fast"], 2), (ratio(row), 2), (ms["double_backward"], 1), (memory(row), 2)]
-        shown = ["-" if value is None else f"{value:.{digits}f}" for value, digits in numbers]
-        cells = [row["network"], f"{row['size']}, {row['batch']}", row["precision"], *shown]
-        lines.append(f"| {' | '.join(map(escape_value, cells))} |")
-    return lines
+        fast, double = (row["steps"].get(kind, {}).get("ms") for kind in ("fast", "double_backward"))
+        shown = [*map(rounded, (plain_ms(row), fast, ratio(row))), rounded(double, 1), rounded(memory(row))]
+        lines.append(map(escape_value, [row["network"], f"{row['size']}, {row['batch']}", row["precision"], *shown]))
+    head = ("network", "pixels, images", "precision", "plain, ms", "fast, ms", "ratio", "double backward, ms", "memory")
+    return markdown.table(head, lines)
 
 
 def many_gpus(rows: Rows) -> list[str]:
@@ -157,14 +135,14 @@ def many_gpus(rows: Rows) -> list[str]:
     }
     if not steps:
         return [NOT_MEASURED]
-    lines = ["| GPUs | MB that each sends | at GB/s | ms added | " + " | ".join(f"of a step in {p}" for p in steps) + " |"]
-    lines.append("|---|---|---|---|" + "---|" * len(steps))
+    lines = []
     for number, speed in ((8, NVLINK), (64, NETWORK)):
         sent = 4 * PARAMETERS * 2 * (number - 1) / number
         added = 1e3 * sent / speed
-        shares = " | ".join(f"{100 * added / ms:.0f} % of {ms:.1f} ms" for ms in steps.values())
-        lines.append(f"| {number} | {sent / 1e6:.0f} | {speed / 1e9:.0f} | {added:.1f} | {shares} |")
-    return lines
+        shares = [f"{100 * added / ms:.0f} % of {ms:.1f} ms" for ms in steps.values()]
+        lines.append([str(number), f"{sent / 1e6:.0f}", f"{speed / 1e9:.0f}", f"{added:.1f}", *shares])
+    head = ("GPUs", "MB that each sends", "at GB/s", "ms added", *(f"of a step in {precision}" for precision in steps))
+    return markdown.table(head, lines)
 
 
 def _origins(results: Results) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from experiments import markdown
 from wassersmooth.robustness.measurement import Perturbation
 from wassersmooth.robustness.suites import perturbations
 from wassersmooth.study import experiment
@@ -70,8 +71,7 @@ def _row(run: Run, precision: str) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """As Markdown: means and standard deviations over seeds, and the differences to the first precision by seed."""
-    titles = " | ".join(f"{title}, %" for title in MEASURES.values())
-    lines = [f"| training | precision | seeds | {titles} |", "|---|---|---|" + "---|" * len(MEASURES)]
+    lines: list[tuple[object, ...]] = []
     kinds = sorted({(row["regularizer"], row["epochs"]) for row in rows})
     for kind in kinds:
         alike = [row for row in rows if (row["regularizer"], row["epochs"]) == kind]
@@ -79,12 +79,13 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
         for precision in precisions:
             found = {row["seed"]: row["errors"] for row in alike if row["precision"] == precision}
             cells = [_spread([errors[name] for errors in found.values()]) for name in MEASURES]
-            lines.append(_line(f"{kind[0]}, {kind[1]} epochs", precision, len(found), cells))
+            lines.append((f"{kind[0]}, {kind[1]} epochs", precision, len(found), *cells))
         for precision in precisions[1:]:
             pairs = _pairs(alike, precision, precisions[0])
             cells = [_spread([a[name] - b[name] for a, b in pairs], signed=True) for name in MEASURES]
-            lines.append(_line("", f"{precision} - {precisions[0]}", len(pairs), cells))
-    return lines
+            lines.append(("", f"{precision} - {precisions[0]}", len(pairs), *cells))
+    head = ("training", "precision", "seeds", *(f"{title}, %" for title in MEASURES.values()))
+    return markdown.table(head, (map(escape_value, line) for line in lines))
 
 
 def _pairs(rows: Sequence[dict[str, Any]], one: str, other: str) -> list[tuple[dict[str, float], dict[str, float]]]:
@@ -98,7 +99,3 @@ def _spread(values: list[float], signed: bool = False) -> str:
         return "-"
     shown = f"{mean(values):+.1f}" if signed else f"{mean(values):.1f}"
     return f"{shown} ± {stdev(values):.1f}" if len(values) > 1 else shown
-
-
-def _line(training: str, precision: str, seeds: int, cells: list[str]) -> str:
-    return f"| {' | '.join(map(escape_value, (training, precision, seeds, *cells)))} |"

@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments import markdown
 from experiments.networks.architectures import CLASSES, build, without_randomness
+from experiments.processes import wait_for
 from wassersmooth import FastGradients, GradientObjective, GradientPenalty, PixelGraph, Plain, Wasserstein, _checks
 from wassersmooth.learning.gradient_gap import gap_between
 from wassersmooth.learning.objective import Objective
@@ -268,8 +270,7 @@ def prepare(kind: str, setup: Setup, compile: bool, turns: Path | None = None) -
         with _traced_autograd(kind):
             step = Step(kind, setup, compile, stages)
             step()
-        if setup.device.type == "cuda":
-            torch.cuda.synchronize(setup.device)
+        wait_for(setup.device)
         stages("end")
         parts = {name: round(sum(seconds), 1) for name, seconds in compiler.items() if sum(seconds) >= SHOWN_SECONDS}
         spent = {"first_call_seconds": round(time.perf_counter() - started, 1), "stages": stages.seconds(), "compiler": parts}
@@ -346,27 +347,42 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """As Markdown; the denominator is the faster of the two plain steps."""
-    lines = [
-        "| network | pixels, images | precision | plain, torch.compile | plain, ours | fast | ratio | double backward | "
-        "memory, fast / plain | first call | gradient error, fast (eager) | others |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    found = []
     for row in rows:
         steps = row["steps"]
-        ms = {kind: step.get("ms") for kind, step in steps.items()}
-        plains = [ms[kind] for kind in ("plain_compiled", "plain") if ms.get(kind)]
-        ratio = f"{ms['fast'] / min(plains):.2f}" if plains and ms.get("fast") else "-"
-        peaks = [steps.get(kind, {}).get("peak_bytes") for kind in ("fast", "plain")]
-        memory = f"{peaks[0] / peaks[1]:.2f}" if all(peaks) else "-"
         others = "; ".join(f"{kind} {_shown(steps[kind])}" for kind in RIVALS if kind in steps)
         errors = row.get("gradient_error", {})
         error = f"{errors['fast']:.1e} ({errors['eager']:.1e})" if "fast" in errors else errors.get("reason", "-")
         shown = [_shown(steps.get(kind, {})) for kind in ("plain_compiled", "plain", "fast")]
         first = f"{steps.get('fast', {}).get('first_call_seconds', '-')} s"
-        cells = [row["network"], f"{row['size']}, {row['batch']}", row["precision"], *shown, ratio]
-        cells += [_shown(steps.get("double_backward", {})), memory, first, error, others]
-        lines.append("| " + " | ".join(map(escape_value, cells)) + " |")
-    return lines
+        cells = [row["network"], f"{row['size']}, {row['batch']}", row["precision"], *shown, rounded(ratio(row))]
+        cells += [_shown(steps.get("double_backward", {})), rounded(memory(row)), first, error, others]
+        found.append(map(escape_value, cells))
+    head = ("network", "pixels, images", "precision", "plain, torch.compile", "plain, ours", "fast", "ratio", "double backward")
+    further = ("memory, fast / plain", "first call", "gradient error, fast (eager)", "others")
+    return markdown.table((*head, *further), found)
+
+
+def plain_ms(row: dict[str, Any]) -> float | None:
+    """The faster of the two plain steps."""
+    times = (row["steps"].get(kind, {}).get("ms") for kind in ("plain_compiled", "plain"))
+    return min(filter(None, times), default=None)
+
+
+def ratio(row: dict[str, Any]) -> float | None:
+    """Fast over the faster plain step."""
+    fast, plain = row["steps"].get("fast", {}).get("ms"), plain_ms(row)
+    return fast / plain if plain and fast else None
+
+
+def memory(row: dict[str, Any]) -> float | None:
+    """The peak of the fast step over that of our plain step."""
+    fast, plain = (row["steps"].get(kind, {}).get("peak_bytes") for kind in ("fast", "plain"))
+    return fast / plain if fast and plain else None
+
+
+def rounded(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _shown(step: dict[str, Any]) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -19,8 +17,9 @@ from experiments.paper.publish import add_figure_1, publish, render
 from experiments.paper.readings import Work, read_rows
 from experiments.paper.results import BETWEEN, REGULARIZERS
 from experiments.paper.suite import SUITE
+from experiments.processes import typed
 from wassersmooth.cli import Program
-from wassersmooth.study import data, provenance
+from wassersmooth.study import data
 from wassersmooth.study.commands import EvaluateRuns
 from wassersmooth.study.console import Console
 from wassersmooth.study.distributed import choose_device
@@ -142,7 +141,7 @@ class Protocol:
                 "protocol needs the folder of a run or a file of a network; got none; leave it out for the published"
             )
         device = choose_device(self.device)
-        work = protocol.Work(self.output, device, sizes, command_line(), started + self.seconds)
+        work = protocol.Work(self.output, device, sizes, typed(PROGRAM), started + self.seconds)
         protocol.read_rows(self.output)  # refuses a damaged file before any work
         done = True
         with tempfile.TemporaryDirectory() as copies:
@@ -197,13 +196,13 @@ class Readings:
         read_rows(self.output)  # refuses a damaged file before any work
         device = choose_device(self.device)
         work = Work(
-            SMALL if self.small else FULL,
+            scale=SMALL if self.small else FULL,
             folder=self.data_dir,
             rows=self.output,
             runs=self.runs,
             device=device,
             parallel=self.parallel if device.type == "cuda" else 1,
-            command=command_line(),
+            command=typed(PROGRAM),
             deadline=started + self.seconds,
         )
         done = work.run(settings)
@@ -215,11 +214,6 @@ class Readings:
 
 def _networks(path: Path, copies: Path) -> list[Run]:
     return [as_run(path, copies)] if path.is_file() else runs_in(path)
-
-
-def command_line() -> str:
-    """What was typed, for the rows."""
-    return shlex.join(["python", "-m", "experiments.paper", *map(provenance.without_password, sys.argv[1:])])
 
 
 PROGRAM = Program(

@@ -13,6 +13,7 @@ from experiments.row_store import Row
 from experiments.uncertainty import Uncertainty
 
 SHOWN, NOT_SHOWN, CONTRADICTED = "shown", "not shown", "contradicted"
+VERDICTS = (SHOWN, NOT_SHOWN, CONTRADICTED)
 EQUAL = 0.5  # points of clean error within which two networks are compared as they are, where there are no curves
 NEVER = "no network with this measure"
 ONE_SEED = "one seed"
@@ -103,6 +104,11 @@ def joint(parts: Sequence[str]) -> str:
     if CONTRADICTED in parts:
         return CONTRADICTED
     return SHOWN if parts and all(part == SHOWN for part in parts) else NOT_SHOWN
+
+
+def tally(found: Sequence[str]) -> str:
+    """How many verdicts are of which kind: ``1 shown, 3 not shown, 0 contradicted``"""
+    return ", ".join(f"{found.count(verdict)} {verdict}" for verdict in VERDICTS)
 
 
 def in_words(found: Comparison, digits: int = 1) -> str:

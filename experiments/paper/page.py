@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from experiments.comparison import CURVE
+from experiments.markdown import table
 from experiments.paper.claims import CLAIMS, NEAR, PARTS, Trial, trials
-from experiments.paper.equal_clean import CONTRADICTED, EQUAL, NOT_SHOWN, SHOWN, in_words
+from experiments.paper.equal_clean import EQUAL, VERDICTS, in_words, tally
 from experiments.paper.protocol_page import protocol_section
 from experiments.paper.readings_page import readings_section
 from experiments.paper.results import ATTACKS, BETWEEN, POINT, REGULARIZERS, Results
@@ -169,13 +170,12 @@ def _other_data(row: Mapping[str, Any]) -> str:
 def _summary(judged: Sequence[Trial]) -> str:
     """How many rows, in all their settings, have which verdict."""
     counts = Counter(trial.verdict for trial in judged)
-    said = ", ".join(f"**{verdict}** {counts[verdict]}" for verdict in (SHOWN, NOT_SHOWN, CONTRADICTED))
+    said = ", ".join(f"**{verdict}** {counts[verdict]}" for verdict in VERDICTS)
     parts = [f"Of the {len(judged)} settings of the paper's {len(CLAIMS)} rows: {said}."]
     for part, words in PARTS.items():
         found = [trial.verdicts[part] for trial in judged if part in trial.verdicts]
         known = [trial for trial in judged if part in trial.comparisons and trial.comparisons[part].decides]
-        each = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in (SHOWN, NOT_SHOWN, CONTRADICTED))
-        parts.append(f"- {words}: {each}; {len(known)} of {len(found)} could be compared.")
+        parts.append(f"- {words}: {tally(found)}; {len(known)} of {len(found)} could be compared.")
     return "\n".join([parts[0], "", *parts[1:]])
 
 
@@ -186,8 +186,7 @@ def _points(results: Results, selection: str) -> str:
 
 def _verdicts(judged: Sequence[Trial]) -> str:
     """The verdict on each row in each setting, with what was compared: below zero is as the paper says."""
-    lines = [f"| row of the paper | setting | verdict | {' | '.join(PARTS.values())} | share of the paper's fall |"]
-    lines.append("|---" * (4 + len(PARTS)) + "|")
+    rows = []
     for trial in judged:
         parts = []
         for part in PARTS:
@@ -196,14 +195,15 @@ def _verdicts(judged: Sequence[Trial]) -> str:
             parts.append(f"{said}: {trial.verdicts[part]}" if found is not None and found.difference else said or "-")
         share = "-" if trial.share is None else f"{round(100 * trial.share)} %" if trial.share >= 0 else "no fall"
         label = f"table {trial.claim.table}: {trial.claim.label}"
-        lines.append(f"| {label} | {trial.setting or 'as they are'} | **{trial.verdict}** | {' | '.join(parts)} | {share} |")
+        rows.append([label, trial.setting or "as they are", f"**{trial.verdict}**", *parts, share])
+    head = ("row of the paper", "setting", "verdict", *PARTS.values(), "share of the paper's fall")
     return "\n".join(
         [
             "Differences in points of error (or in flips) with one standard error, and the clean errors at which they were",
             "taken; below zero is as the paper says. The share is that of the fall from none to Wasserstein, within one point",
             "of clean error.",
             "",
-            *lines,
+            *table(head, rows),
         ]
     )
 
@@ -212,9 +212,8 @@ def _answer(judged: Sequence[Trial], results: Results) -> str:
     """What is known of the order of the penalties at equal clean error, and why no more."""
     known = [trial for trial in judged if trial.comparisons["order"].decides]
     verdicts = [trial.verdicts["order"] for trial in known]
-    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in (SHOWN, NOT_SHOWN, CONTRADICTED))
     said = (
-        f"of {len(judged)} settings {len(known)} can be compared: {counts}"
+        f"of {len(judged)} settings {len(known)} can be compared: {tally(verdicts)}"
         if known
         else f"not known in any of {len(judged)} settings"
     )
@@ -239,12 +238,11 @@ def _clean_errors(results: Results, kind: str) -> str:
 
 
 def _masking(results: Results) -> str:
-    lines = ["| network | selection | seed | verdict | evidence |", "|---|---|---|---|---|"]
+    rows = []
     for row in _sorted(results):
         evidence = escape_value("; ".join(row.get("masking") or [])) or "-"
-        verdict = escape_value(row.get("verdict", "unknown"))
-        lines.append(f"| {heading_of(row['regularizer'])} | {row['selection']} | {row['seed']} | {verdict} | {evidence} |")
-    return "\n".join(lines)
+        rows.append([*_network(row), escape_value(row.get("verdict", "unknown")), evidence])
+    return "\n".join(table(("network", "selection", "seed", "verdict", "evidence"), rows))
 
 
 def _searches(sweeps: Mapping[str, Any], results: Results) -> str:
@@ -275,29 +273,28 @@ def _search(searches: Mapping[str, Any], results: Results) -> list[str]:
             f"the images held out ({100 * recipe['validation']:g} % of the training images), under {escape_value(attack)}. "
             f"Unregularized there: clean {plain['clean']:.2f} %, robust {plain['robust']:.2f} %."
         )
-        lines = ["| eta | radius | mass | clean % | robust % | selected as |", "|---|---|---|---|---|---|"]
+        rows = []
         for found in search["points"]:
             names = [escape_value(rule) for rule, one in search["selected"].items() if one == found]
-            point = " | ".join(f"{found['point'][name]:g}" for name in POINT)
-            lines.append(f"| {point} | {found['clean']:.2f} | {found['robust']:.2f} | {', '.join(names)} |")
-        parts.append("\n".join(lines))
+            point = [f"{found['point'][name]:g}" for name in POINT]
+            rows.append([*point, f"{found['clean']:.2f}", f"{found['robust']:.2f}", ", ".join(names)])
+        parts.append("\n".join(table((*POINT, "clean %", "robust %", "selected as"), rows)))
     return parts
 
 
 def _models(models: Mapping[str, Any]) -> str:
     subset = models.get("subset") or {"images": "unknown", "test_sha256": "unknown", "suite": "quick"}
     names = list(next(iter(models["models"].values()))["errors"])
-    lines = [
+    text = (
         "The networks of seed 0, and their errors in percent on CPU on the fixed subset: the first "
-        f"{subset['images']} test images by content (`test_sha256` {escape_value(subset['test_sha256'][:16])}...).",
-        "",
-        f"| file | SHA-256 | bytes | {' | '.join(map(escape_value, names))} |",
-        "|---" * (3 + len(names)) + "|",
-    ]
+        f"{subset['images']} test images by content (`test_sha256` {escape_value(subset['test_sha256'][:16])}...)."
+    )
+    rows = []
     for name, model in models["models"].items():
-        errors = " | ".join(f"{model['errors'][key]:.1f}" if key in model["errors"] else "-" for key in names)
+        errors = [f"{model['errors'][key]:.1f}" if key in model["errors"] else "-" for key in names]
         link = f"[{escape_value(name)}](models/{quote(name)})"
-        lines.append(f"| {link} | {code_markdown(model['sha256'])} | {model['bytes']} | {errors} |")
+        rows.append([link, code_markdown(model["sha256"]), str(model["bytes"]), *errors])
+    lines = [text, "", *table(("file", "SHA-256", "bytes", *map(escape_value, names)), rows)]
     code = "from wassersmooth.study.published_models import load_published\n\n"
     code += f'model = load_published("results/paper/models/{next(iter(models["models"]))}")  # takes images in [0, 1]'
     again = "wassersmooth evaluate results/paper/models/*.safetensors --device cpu"
@@ -306,23 +303,23 @@ def _models(models: Mapping[str, Any]) -> str:
 
 
 def _provenance(results: Results) -> str:
-    lines = [
+    text = [
         "Seconds are those of training by the clock. Runs shared the GPU, also among processes, so they do not compare.",
         "A run that was interrupted has the commit and the command that finished it.",
         "",
-        "| network | selection | seed | eta | radius | mass | epochs | seconds | hardware | commit | torch |",
-        "|---" * 11 + "|",
     ]
+    rows = []
     for row in _sorted(results):
-        point = " | ".join(f"{row[name]:g}" for name in POINT)
+        cells = [*_network(row), *(f"{row[name]:g}" for name in POINT), str(row["epochs"])]
+        cells.append(f"{row['seconds']:.0f}" if "seconds" in row else "-")
         commit, torch = short_commit(row["commit"]), row.get("versions", {}).get("torch", "")
-        seconds = f"{row['seconds']:.0f}" if "seconds" in row else "-"
-        where = " | ".join(escape_value(value) for value in (row.get("hardware", "unknown"), commit, torch))
-        lines.append(
-            f"| {heading_of(row['regularizer'])} | {row['selection']} | {row['seed']} | {point} | {row['epochs']} | "
-            f"{seconds} | {where} |"
-        )
-    return "\n".join(lines)
+        rows.append([*cells, *map(escape_value, (row.get("hardware", "unknown"), commit, torch))])
+    head = ("network", "selection", "seed", *POINT, "epochs", "seconds", "hardware", "commit", "torch")
+    return "\n".join([*text, *table(head, rows)])
+
+
+def _network(row: Mapping[str, Any]) -> list[str]:
+    return [heading_of(row["regularizer"]), row["selection"], str(row["seed"])]
 
 
 def _commands(results: Results) -> str:

@@ -31,6 +31,22 @@ def _grid(data: Dataset) -> PixelGraph:
     return PixelGraph.grid(*data.size, radius=RADIUS)
 
 
+def _euclidean(data: Dataset) -> PenaltyMetric:
+    return Euclidean()
+
+
+def _as_published(data: Dataset) -> PenaltyMetric:
+    return Wasserstein(_grid(data))
+
+
+def _unit_mass(data: Dataset) -> PenaltyMetric:
+    return UnitMass(Wasserstein(_grid(data)))
+
+
+def _zero_padding(data: Dataset) -> PenaltyMetric:
+    return ZeroPadding(Wasserstein(_grid(data)))
+
+
 def _color_edges(data: Dataset) -> PenaltyMetric:
     return Wasserstein(_grid(data), channels="joined")
 
@@ -75,77 +91,28 @@ class Reading:
         return GradientPenalty(metric, eta) if self.of == "loss" else OutputPenalty(metric, eta, self.of)
 
 
+def _of_outputs(of: Of, euclidean: tuple[float, ...], wasserstein: tuple[float, ...]) -> tuple[Reading, Reading]:
+    said = f"the gradients of all {of}"
+    first = Reading(f"euclidean-{of}", f"Euclidean, of {of}", said, _euclidean, euclidean, of, against="")
+    return first, Reading(of, f"penalty of {of}", said, _as_published, wasserstein, of, against=first.name)
+
+
+UNIT = "each channel of the image in L divided by its mean"
+DISK = f"of their code for generative models: a disk of radius {DISK_RADIUS}, d = 1, mass {DISK_MASS:g}"
+SIGNED = "the normalized image in L, and the gradient in it; its pixels have signs, so the penalty may be negative"
+PADDED = "pixels at the border are compared with zeros outside too"
+ETAS = (0.42, 0.22, 0.8)
 READINGS = (
     Reading("none", "None", "no penalty", None, (0.0,), against=""),
-    Reading("euclidean", "Euclidean", "the gradient's squared length", lambda data: Euclidean(), (0.32, 0.17, 0.6), against=""),
-    Reading(
-        "wasserstein", "as published", f"L(x) at radius {RADIUS}", lambda data: Wasserstein(_grid(data)), (0.42, 0.22, 0.8)
-    ),
-    Reading(
-        "unit-mass",
-        "unit-mass images in L",
-        "each channel of the image in L divided by its mean",
-        lambda data: UnitMass(Wasserstein(_grid(data))),
-        (0.3, 0.15, 0.6),
-    ),
-    Reading(
-        "disk",
-        "the co-authors' operator",
-        f"of their code for generative models: a disk of radius {DISK_RADIUS}, d = 1, mass {DISK_MASS:g}",
-        _disk,
-        (0.42, 0.22, 0.8),
-    ),
-    Reading("color-edges", "color edges", "an edge between any two channels of a pixel", _color_edges, (0.42, 0.22, 0.8)),
-    Reading(
-        "normalized-pixels",
-        "normalized pixels in L",
-        "the normalized image in L, and the gradient in it; its pixels have signs, so the penalty may be negative",
-        _normalized,
-        (1.0, 0.5, 2.0),
-    ),
-    Reading(
-        "zero-padding",
-        "Algorithm 1 with zero padding",
-        "pixels at the border are compared with zeros outside too",
-        lambda data: ZeroPadding(Wasserstein(_grid(data))),
-        (0.42, 0.22, 0.8),
-    ),
-    Reading(
-        "euclidean-logits",
-        "Euclidean, of logits",
-        "the gradients of all logits",
-        lambda data: Euclidean(),
-        (0.015, 0.005, 0.045),
-        of="logits",
-        against="",
-    ),
-    Reading(
-        "logits",
-        "penalty of logits",
-        "the gradients of all logits",
-        lambda data: Wasserstein(_grid(data)),
-        (0.022, 0.0075, 0.065),
-        of="logits",
-        against="euclidean-logits",
-    ),
-    Reading(
-        "euclidean-probabilities",
-        "Euclidean, of probabilities",
-        "the gradients of all probabilities",
-        lambda data: Euclidean(),
-        (0.4, 0.16, 1.0),
-        of="probabilities",
-        against="",
-    ),
-    Reading(
-        "probabilities",
-        "penalty of probabilities",
-        "the gradients of all probabilities",
-        lambda data: Wasserstein(_grid(data)),
-        (0.58, 0.23, 1.45),
-        of="probabilities",
-        against="euclidean-probabilities",
-    ),
+    Reading("euclidean", "Euclidean", "the gradient's squared length", _euclidean, (0.32, 0.17, 0.6), against=""),
+    Reading("wasserstein", "as published", f"L(x) at radius {RADIUS}", _as_published, ETAS),
+    Reading("unit-mass", "unit-mass images in L", UNIT, _unit_mass, (0.3, 0.15, 0.6)),
+    Reading("disk", "the co-authors' operator", DISK, _disk, ETAS),
+    Reading("color-edges", "color edges", "an edge between any two channels of a pixel", _color_edges, ETAS),
+    Reading("normalized-pixels", "normalized pixels in L", SIGNED, _normalized, (1.0, 0.5, 2.0)),
+    Reading("zero-padding", "Algorithm 1 with zero padding", PADDED, _zero_padding, ETAS),
+    *_of_outputs("logits", (0.015, 0.005, 0.045), (0.022, 0.0075, 0.065)),
+    *_of_outputs("probabilities", (0.4, 0.16, 1.0), (0.58, 0.23, 1.45)),
 )
 BY_NAME = {reading.name: reading for reading in READINGS}
 

@@ -6,24 +6,21 @@ The attacks are run against true labels too, so that the rows say what the proto
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from experiments import row_store
+from experiments.error_rates import as_they_are, error_of, measuring
 from experiments.row_store import Row
 from wassersmooth.robustness.attacks import AutoAttack
-from wassersmooth.robustness.intervals import bootstrap, wilson
+from wassersmooth.robustness.intervals import bootstrap
 from wassersmooth.robustness.measurement import Measurement, Perturbation
-from wassersmooth.robustness.model_queries import isolated_model
 from wassersmooth.robustness.suites import AUTOATTACK_LEVELS, CLEAN, perturbations
 from wassersmooth.robustness.translations import AXES, PAD_MODES, label_changes
 from wassersmooth.study import acceleration, provenance
@@ -79,7 +76,7 @@ class Measure(NamedTuple):
 
 def measures(size: tuple[int, int], sizes: Sizes) -> list[Measure]:
     """What is measured of each network, short ones first."""
-    known = {CLEAN: identity} | {
+    known = {CLEAN: as_they_are} | {
         name: perturb
         for name, perturb in perturbations("paper", size, normalized=True).items()
         if name.partition("_normalized")[1]
@@ -113,21 +110,19 @@ class Work:
     def run(self, run: Run, model: nn.Module, part: Part) -> bool:
         """Measure one network; whether all of its rows are there now."""
         acceleration.apply_settings(Machine(precision="float32"))  # attacks need small gradients
-        images, labels = part.images.to(self.device), part.labels.to(self.device)
-        network = self._network(run, images)
+        part = part.to(self.device)
+        network = self._network(run, part.images)
         known = {row_store.key_of(row, KEY): row for row in row_store.read(self.rows)["rows"]}
-        with isolated_model(model.to(self.device), images) as inner:
-            inner.eval()
-            found = Measurement(inner, images, labels, seed=0)
-            for measure in measures((images.shape[-2], images.shape[-1]), self.sizes):
-                count = min(measure.images, len(labels))
+        with measuring(model.to(self.device), part) as found:
+            for measure in measures((part.images.shape[-2], part.images.shape[-1]), self.sizes):
+                count = min(measure.images, len(part))
                 old = known.get(row_store.key_of(network | {"measure": measure.name}, KEY))
                 if old is not None and self._is_current(old, network, count):
                     continue
                 if time.perf_counter() > self.deadline:
                     return False
                 started = time.perf_counter()
-                row = network | {"measure": measure.name, "images": count} | _measured(found, inner, measure, count)
+                row = network | {"measure": measure.name, "images": count} | _measured(found, measure, count)
                 row |= {"seconds": round(time.perf_counter() - started, 3), "command": self.command}
                 self._store(row | {"origin": provenance.origin(self.device)})
         return True
@@ -137,8 +132,8 @@ class Work:
         row: Row = {"regularizer": str(point), "kind": point.kind, "eta": point.eta, "radius": point.radius, "mass": point.mass}
         row |= {"epochs": config.training.epochs, "seed": config.seed, "dataset": config.data.dataset}
         row |= {"model": f"{config.model.model} {config.model.activation}"}
-        weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
-        return row | {"model_sha256": weights, "test_sha256": sha256_of(images)}
+        weights = provenance.file_sha256(run.folder / "model.safetensors")
+        return row | {"model_sha256": weights, "test_sha256": provenance.tensor_sha256(images)}
 
     @staticmethod
     def _is_current(old: Row, network: Row, count: int) -> bool:
@@ -177,33 +172,18 @@ def crossing(means: Sequence[float], level: float) -> int | None:
     return next((reach for reach, mean in enumerate(means, 1) if mean >= level), None)
 
 
-def _measured(found: Measurement, model: nn.Module, measure: Measure, count: int) -> dict[str, Any]:
+def _measured(found: Measurement, measure: Measure, count: int) -> dict[str, Any]:
     if measure.perturb is not None:
         return error_of(found.misclassified(measure.name, measure.perturb, count))
     reach = min(REACH, found.images.shape[-1 if measure.axis == "horizontal" else -2] - 1)
     changes = found.collect(
         measure.name,
-        lambda x, y, g: label_changes(model, x, measure.axis, reach, measure.padding),  # type: ignore[arg-type]
+        lambda x, y, g: label_changes(found.model, x, measure.axis, reach, measure.padding),  # type: ignore[arg-type]
         count,
     )
     return {"by_reach": {str(at): _with_interval(flips) for at, flips in reaches_of(changes)}}
 
 
-def error_of(wrong: Tensor) -> dict[str, Any]:
-    """The error in percent, its interval, and which images are wrong. # shape: (B,) bool"""
-    low, high = wilson(int(wrong.sum()), len(wrong))
-    bits = base64.b64encode(np.packbits(wrong.numpy()).tobytes()).decode()
-    return {"error": round(100 * float(wrong.double().mean()), 4), "interval": [round(low, 3), round(high, 3)], "wrong": bits}
-
-
 def _with_interval(flips: Tensor) -> list[float]:
     low, high = bootstrap(flips.double(), torch.Generator().manual_seed(0))
     return [round(value, 4) for value in (float(flips.double().mean()), low, high)]
-
-
-def identity(model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-    return images
-
-
-def sha256_of(images: Tensor) -> str:
-    return hashlib.sha256(images.cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from experiments.markdown import table
 from experiments.paper.claims import Trial
-from experiments.paper.equal_clean import CONTRADICTED, NOT_SHOWN, SHOWN, in_words
+from experiments.paper.equal_clean import in_words, tally
 from experiments.paper.protocol import crossing
 from experiments.paper.results import ATTACKS, REGULARIZERS, Results
 from experiments.row_store import Row
@@ -31,6 +32,23 @@ prediction, not from the label. An image that is wrong already is then led away 
 right: such an attack finds fewer errors than one on labels."""
 EXPLAINED = 5.0  # points of error between ours and the paper's that a protocol is said to explain
 REACHES = (8, 16, 20, 24)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What all rows were made with, in words."""
+
+    seeds: str
+    origins: str
+    commands: str
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Made:
+        seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
+        origins = ", ".join(dict.fromkeys(escape_value(place(row["origin"])) for row in rows))
+        torch = ", ".join(sorted({escape_value(row["origin"]["versions"].get("torch", "?")) for row in rows}))
+        commands = "; ".join(dict.fromkeys(code_markdown(row["command"]) for row in rows))
+        return cls(seeds, f"{origins}, torch {torch}", commands)
 
 
 @dataclass(frozen=True)
@@ -97,8 +115,7 @@ def _answer(networks: Networks, trials: Sequence[Trial]) -> str:
         counts = f" ({near} of {len(gaps)} rows within {EXPLAINED:g} points)"
         levels.append(f"{heading_of(kind)} {said + counts if gaps else 'not measured'}")
     orders = [trial for trial in trials if trial.measure.endswith(PREDICTED_UNITS)]
-    verdicts = [trial.verdicts["order"] for trial in orders]
-    said = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in (SHOWN, NOT_SHOWN, CONTRADICTED))
+    said = tally([trial.verdicts["order"] for trial in orders])
     known = sum(trial.comparisons["order"].decides for trial in orders)
     return (
         f"**What explains the paper's levels?** With this protocol, at the strengths chosen here: {'; '.join(levels)}; "
@@ -187,16 +204,15 @@ def _flips(networks: Networks) -> str:
     lines = [
         f"Label flips along a translation, mean over {networks.counts('flips')} test images, None / Euclidean / Wasserstein:",
         "",
-        f"| axis | padding | {' | '.join(f'reach {reach}' for reach in REACHES)} | the paper |",
-        "|---" * (3 + len(REACHES)) + "|",
     ]
+    rows = []
     for axis in AXES:
         paper = _slashed([PAPER_FLIPS[axis][kind] for kind in REGULARIZERS], 2)
         for padding in PAD_MODES:
             by = {kind: networks.flips(kind, axis, padding) for kind in REGULARIZERS}
             found = [_slashed([_at(by[kind], reach) for kind in REGULARIZERS], 2) for reach in REACHES]
-            lines.append(f"| {axis} | {padding} | {' | '.join(found)} | {paper} |")
-    return "\n".join(lines)
+            rows.append([axis, padding, *found, paper])
+    return "\n".join([*lines, *table(("axis", "padding", *(f"reach {reach}" for reach in REACHES), "the paper"), rows)])
 
 
 def _flip_sentences(networks: Networks) -> list[str]:
@@ -226,13 +242,10 @@ def _flip_sentences(networks: Networks) -> list[str]:
 
 
 def _provenance(rows: Sequence[Row]) -> str:
-    seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
-    origins = ", ".join(dict.fromkeys(escape_value(place(row["origin"])) for row in rows))
-    torch = ", ".join(sorted({escape_value(row["origin"]["versions"].get("torch", "?")) for row in rows}))
-    commands = "; ".join(dict.fromkeys(code_markdown(row["command"]) for row in rows))
+    made = Made.of(rows)
     return (
-        f"Seeds {seeds}; measured by {origins}, torch {torch}, in {sum(row['seconds'] for row in rows) / 60:.0f} minutes, by "
-        f"{commands}. Every row is in [protocol.json](protocol.json), with which images are wrong."
+        f"Seeds {made.seeds}; measured by {made.origins}, in {sum(row['seconds'] for row in rows) / 60:.0f} minutes, by "
+        f"{made.commands}. Every row is in [protocol.json](protocol.json), with which images are wrong."
     )
 
 

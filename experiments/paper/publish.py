@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +14,7 @@ from experiments.paper.page import page
 from experiments.paper.plots import STORED_FIGURES, epsilon_png, errors_png, neighborhoods_png, packed, strip_png
 from experiments.paper.results import BETWEEN, KEY, REGULARIZERS, Results, row_of
 from wassersmooth.robustness.suites import SuiteName
-from wassersmooth.study import data, durable, experiment, figure_data
+from wassersmooth.study import data, durable, experiment, figure_data, provenance
 from wassersmooth.study.config import Data
 from wassersmooth.study.console import Console
 from wassersmooth.study.errors import StudyError
@@ -71,7 +69,7 @@ def publish_models(runs: Sequence[Run], folder: Path, data_dir: Path | None, con
         subset = {"dataset": run.config.data.dataset, "split_seed": run.config.data.split_seed, "images": SUBSET}
         subset |= {"suite": SUITE, "device": "cpu", "test_sha256": measured["test_sha256"]}
         known["models"][name] = {
-            "sha256": hashlib.sha256(content).hexdigest(),
+            "sha256": provenance.file_sha256(folder / name),
             "bytes": len(content),
             "run": run.config.name,
             "epochs": run.config.training.epochs,
@@ -80,7 +78,7 @@ def publish_models(runs: Sequence[Run], folder: Path, data_dir: Path | None, con
         console.line(f"{folder / name}: {len(content)} bytes, clean error {measured['errors']['clean']:.1f} % on the subset")
     known["subset"] = subset or known.get("subset")
     known["models"] = dict(sorted(known["models"].items()))
-    durable.write(index, (json.dumps(known, indent=2) + "\n").encode())
+    durable.write_json(index, known)
     return known
 
 
@@ -108,7 +106,7 @@ def render(results: Path) -> Path:
     for name, draw in plots.items():
         durable.write(results.parent / "images" / f"paper-{name}.png", draw())
     path = results.with_suffix(".md")
-    durable.write(path, text.encode())
+    durable.write_text(path, text)
     return path
 
 

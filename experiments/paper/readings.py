@@ -11,31 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments import row_store, side_by_side
+from experiments import error_rates, row_store, side_by_side
 from experiments.paper.plans import BY_NAME, Scale, Setting
-from experiments.paper.protocol import error_of, identity, sha256_of
 from experiments.row_store import Row
 from wassersmooth.robustness.attacks import PGD
 from wassersmooth.robustness.intervals import bootstrap
-from wassersmooth.robustness.measurement import Measurement, PerImage, Perturbation
-from wassersmooth.robustness.model_queries import isolated_model
+from wassersmooth.robustness.measurement import Perturbation
 from wassersmooth.robustness.suites import CLEAN, PREDICTED, perturbations
-from wassersmooth.robustness.translations import AXES, Axis, label_flips
+from wassersmooth.robustness.translations import AXES
 from wassersmooth.study import acceleration, data, provenance
-from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
-from wassersmooth.study.distributed import World
 from wassersmooth.study.runs import Run
-from wassersmooth.study.stored_json import (
-    PERCENT,
-    list_of,
-    number,
-    object_of,
-    one_of,
-    text,
-    whole,
-)
-from wassersmooth.study.training import training
+from wassersmooth.study.stored_json import PERCENT, list_of, number, object_of, one_of, text, whole
 
 KEY = ("reading", "eta", "seed", "epochs")
 REACH = 16
@@ -51,29 +38,16 @@ def read_rows(path: Path) -> list[Row]:
     return row_store.networks(path, ENTRIES, TRAINED)
 
 
-@dataclass
-class Work:
-    """Networks that are not in the file of rows yet. Several processes may share them: each takes what no other has taken.
+@dataclass(kw_only=True)
+class Work(side_by_side.SharedWork):
+    """The networks of readings.
 
     Attributes:
-        folder: of the data set; None for the usual places.
-        runs: the folder of checkpoints.
-        parallel: networks that this process trains at a time.
-        deadline: in seconds of ``time.perf_counter``: what is not finished then stays as a checkpoint.
+        command: what was typed, for the rows.
     """
 
     scale: Scale
-    folder: Path | None
-    rows: Path
-    runs: Path
-    device: torch.device
-    parallel: int
     command: str
-    deadline: float = float("inf")
-
-    def __post_init__(self) -> None:
-        self.console = Console()
-        self.attempts = side_by_side.Attempts(self.device, self.console)
 
     def run(self, settings: Sequence[Setting]) -> bool:
         """Train and measure what is missing, in this order; whether all rows are there now."""
@@ -85,7 +59,7 @@ class Work:
 
     def missing(self, settings: Sequence[Setting]) -> list[Setting]:
         """Those without a row."""
-        known = {row_store.key_of(row, KEY) for row in row_store.read(self.rows)["rows"]}
+        known = row_store.keys(self.rows, KEY)
         return [one for one in settings if row_store.key_of(self._key(one), KEY) not in known]
 
     def _load(self) -> Dataset:
@@ -107,14 +81,13 @@ class Work:
     def _trained(self, setting: Setting, run: Run, loaded: Dataset) -> Iterator[None]:
         row: Row = self._key(setting) | {"runs_at_once": self.parallel}
         objective = setting.reading.objective(setting.eta, loaded)
-        steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console, objective)
-        if not (yield from side_by_side.train(run, steps, row, str(setting), self.deadline, self.console)):
+        if not (yield from self.train_network(run, self.steps(run, loaded, objective), row, str(setting))):
             return
         if "diverged" not in row:
             started = time.perf_counter()
             row["training_seconds"] = round(sum(one["seconds"] for one in run.metrics()), 3)
-            with side_by_side.full_precision(run.config.machine):
-                row |= measured(run.load_model(loaded).to(self.device), loaded, self.scale)
+            with self.trained_model(run, loaded) as model:
+                row |= measured(model, loaded, self.scale)
             row["measuring_seconds"] = round(time.perf_counter() - started, 3)
         row_store.add(self.rows, [row | {"origin": provenance.origin(self.device), "command": self.command}], KEY)
         said = "diverged" if row.get("diverged") else f"clean {row['errors'][CLEAN]:.1f} %"
@@ -131,27 +104,13 @@ def attacks(size: tuple[int, int]) -> dict[str, Perturbation]:
 def measured(model: nn.Module, loaded: Dataset, scale: Scale) -> dict[str, Any]:
     """Errors, which images are wrong, and flips, on test images."""
     row: dict[str, Any] = {"errors": {}, "images": {}, "intervals": {}, "wrong": {}, "flips": {}}
-    images = loaded.test.images
     clean, attacked, moved = scale.images
-    with isolated_model(model, images) as inner:
-        inner.eval()
-        found = Measurement(inner, images, loaded.test.labels, seed=0)
-        for name, perturb in {CLEAN: identity, **attacks(loaded.size)}.items():
-            wrong = found.misclassified(name, perturb, clean if name == CLEAN else attacked)
-            for part, value in zip(("errors", "intervals", "wrong"), error_of(wrong).values(), strict=True):
-                row[part][name] = value
-            row["images"][name] = len(wrong)
+    with error_rates.measuring(model, loaded.test) as found:
+        for name, perturb in {CLEAN: error_rates.as_they_are, **attacks(loaded.size)}.items():
+            error_rates.add_error(row, name, found.misclassified(name, perturb, clean if name == CLEAN else attacked))
         for axis in AXES:
-            flips = found.collect(f"flips_{axis}", _flips(inner, axis), moved)
+            flips = found.collect(f"flips_{axis}", error_rates.flips(found.model, axis, REACH), moved)
             row["flips"][axis] = round(float(flips.mean()), 4)
             ends = bootstrap(flips, torch.Generator().manual_seed(0))
             row["intervals"][f"flips_{axis}"] = [round(end, 4) for end in ends]
-    return row | {"test_sha256": sha256_of(images)}
-
-
-def _flips(model: nn.Module, axis: Axis) -> PerImage:
-    def count(images: torch.Tensor, labels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        size = images.shape[-1 if axis == "horizontal" else -2]
-        return label_flips(model, images, axis, min(REACH, size - 1)).double()
-
-    return count
+    return row | {"test_sha256": provenance.tensor_sha256(loaded.test.images)}

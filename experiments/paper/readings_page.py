@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from experiments.markdown import table
 from experiments.paper.equal_clean import (
     CONTRADICTED,
     NOT_SHOWN,
@@ -16,13 +17,13 @@ from experiments.paper.equal_clean import (
     uncertainty_of,
     verdicts,
 )
-from experiments.paper.plans import BY_NAME, FULL, READINGS, SEEDS, Reading
+from experiments.paper.plans import BY_NAME, FULL, READINGS, SEEDS
+from experiments.paper.protocol_page import Made
 from experiments.points import FLIPS, Point
 from experiments.row_store import Row
 from wassersmooth.robustness.translations import AXES
 from wassersmooth.study.measures import CLEAN, short_title, threat_title
-from wassersmooth.study.provenance import place
-from wassersmooth.study.tables import code_markdown, counted, escape_value
+from wassersmooth.study.tables import counted
 
 MEASURES = (
     *("fgsm_8_normalized_predicted", "fgsm_25_normalized_predicted", "ifgsm20_8_normalized_predicted"),
@@ -92,30 +93,27 @@ def _table(found: Mapping[tuple[str, str], Comparison], judged: Mapping[tuple[st
         "errors that both reach; below zero the reading is better. Own protocol: predictions attacked in normalized units,",
         "not clipped.",
         "",
-        f"| reading | {' | '.join(TITLES.values())} |",
-        "|---" * (1 + len(TITLES)) + "|",
     ]
+    rows = []
     for reading in JUDGED:
         cells = []
         for measure in MEASURES:
             words = in_words(found[reading.name, measure], 2 if measure in FLIPS else 1)
             verdict = judged[reading.name, measure]
             cells.append(words if verdict == NOT_SHOWN else f"{words}: **{verdict}**")
-        lines.append(f"| {reading.title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([reading.title, *cells])
+    return "\n".join([*lines, *table(("reading", *TITLES.values()), rows)])
 
 
 def _points(families: Mapping[str, Sequence[Point]], rows: Sequence[Row]) -> str:
     """Every strength with its means, so that the curves can be read."""
-    lines = [
-        f"| reading | eta | seeds | {' | '.join(['clean', *TITLES.values()])} |",
-        "|---" * (4 + len(TITLES)) + "|",
-    ]
+    found = []
     for reading in READINGS:
         for point in families.get(reading.name, ()):
             values = [point.mean(measure) for measure in (CLEAN, *MEASURES)]
-            said = " | ".join("-" if value is None else f"{value:.1f}" for value in values)
-            lines.append(f"| {reading.title} | {point.rows[0]['eta']:g} | {point.seeds} | {said} |")
+            said = ["-" if value is None else f"{value:.1f}" for value in values]
+            found.append([reading.title, f"{point.rows[0]['eta']:g}", str(point.seeds), *said])
+    lines = table(("reading", "eta", "seeds", "clean", *TITLES.values()), found)
     diverged = [f"{row['reading']} {row['eta']:g} (seed {row['seed']})" for row in rows if row.get("diverged")]
     return "\n".join([*lines, *(["", f"Diverged: {', '.join(diverged)}."] if diverged else [])])
 
@@ -127,23 +125,14 @@ def _plan() -> str:
         f"recipe (milestones {list(training['milestones'])}), on {FULL.data.train_images:,} training images: "
         f"{counted(sum(len(reading.etas) for reading in READINGS) * len(SEEDS), 'network')}.",
         "",
-        "| reading | what is penalized | eta | compared with |",
-        "|---|---|---|---|",
     ]
+    rows = []
     for reading in READINGS:
         etas = ", ".join(f"{eta:g}" for eta in sorted(reading.etas)) if reading.metric else "-"
-        lines.append(f"| {reading.title} | {reading.said} | {etas} | {_partner(reading)} |")
-    return "\n".join(lines)
-
-
-def _partner(reading: Reading) -> str:
-    return BY_NAME[reading.against].title if reading.against else "-"
+        rows.append([reading.title, reading.said, etas, BY_NAME[reading.against].title if reading.against else "-"])
+    return "\n".join([*lines, *table(("reading", "what is penalized", "eta", "compared with"), rows)])
 
 
 def _provenance(rows: Sequence[Row]) -> str:
-    seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
-    origins = ", ".join(dict.fromkeys(escape_value(place(row["origin"])) for row in rows))
-    torch = ", ".join(sorted({escape_value(row["origin"]["versions"].get("torch", "?")) for row in rows}))
-    commands = "; ".join(dict.fromkeys(code_markdown(row["command"]) for row in rows))
-    epochs = ", ".join(map(str, sorted({row["epochs"] for row in rows})))
-    return f"{len(rows)} networks, {epochs} epochs, seeds {seeds}; {origins}, torch {torch}; by {commands}."
+    made, epochs = Made.of(rows), ", ".join(map(str, sorted({row["epochs"] for row in rows})))
+    return f"{len(rows)} networks, {epochs} epochs, seeds {made.seeds}; {made.origins}; by {made.commands}."

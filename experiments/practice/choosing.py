@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from experiments.points import Point as AnyPoint
+from experiments.points import families as by_family
 from experiments.row_store import Row
 
 Aim = Literal["clean", "one_point", "robust"]
@@ -44,10 +45,7 @@ def points_of(rows: Sequence[Row], suggested: bool = False) -> list[Point]:
 
 def families(points: Sequence[Point]) -> dict[str, list[Point]]:
     """Points by family, from the weakest to the strongest."""
-    found: dict[str, list[Point]] = {}
-    for point in sorted(points, key=lambda one: one.eta):
-        found.setdefault(point.family, []).append(point)
-    return found
+    return by_family(sorted(points, key=lambda one: one.eta))
 
 
 def chosen(points: Sequence[Point], plain: Point, aim: Aim) -> Point | None:

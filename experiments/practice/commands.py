@@ -11,8 +11,9 @@ import tyro
 
 from experiments import row_store
 from experiments.practice import page, stored_rows, suggestions
-from experiments.practice.plans import FULL, SEEDS, SMALL, Scale, Setting, settings_of
+from experiments.practice.plans import FULL, SEEDS, SMALL, Setting, settings_of
 from experiments.practice.work import KEY, Work
+from experiments.processes import typed
 from wassersmooth.cli import Program
 from wassersmooth.study import durable
 from wassersmooth.study.console import Console
@@ -25,7 +26,50 @@ ROWS, SUGGESTIONS = "practice.json", "suggestions.json"
 
 
 @dataclass(frozen=True)
-class Train:
+class Where:
+    """Flags that the commands for networks share."""
+
+    seconds: float = float("inf")
+    """After which nothing is begun; a network that is being trained then is given up, and begun anew by the next command."""
+    device: str = "auto"
+    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
+    precision: Literal["float32", "tf32", "bfloat16"] = "tf32"
+    """Of training on CUDA, also to find trained networks; errors are measured, and attacks run, in float32."""
+    data_root: Path | None = None
+    """A folder with cifar10/ and mnist/; without it, as in wassersmooth train."""
+    runs: Path = Path("runs/practice")
+    """The folder of trained networks."""
+    output: Path = RESULTS
+    """The folder of the rows."""
+    small: bool = False
+    """A few images, to try the commands."""
+
+    def works(self, tables: tuple[str, ...]) -> list[Work]:
+        """One for each table."""
+        started, scale = time.perf_counter(), SMALL if self.small else FULL
+        known = tuple(name for name in tables if name in scale.tables or not self.small)
+        if not known or not set(known) <= set(scale.tables):
+            raise StudyError(f"tables must be among {', '.join(scale.tables)}; got {' '.join(tables) or 'none'}")
+        durable.make_folder(self.output)
+        root = self.data_root
+        return [
+            Work(
+                name=name,
+                scale=scale,
+                folder=root / scale.tables[name].data.dataset if root and name != "digits" else None,
+                rows=self.output / ROWS,
+                runs=self.runs,
+                device=choose_device(self.device),
+                precision=self.precision,
+                command=typed(PROGRAM),
+                deadline=started + self.seconds,
+            )
+            for name in known
+        ]
+
+
+@dataclass(frozen=True)
+class Train(Where):
     """Trains the networks of the plan, measures each, and adds its row. The same command continues.
 
     python -m experiments.practice train --tables cifar10 --seeds 0 --seconds 540
@@ -42,34 +86,20 @@ class Train:
     """Whether networks at the strengths that suggest_eta gives are trained too, after all others."""
     also: tuple[str, ...] = ()
     """More regularizers, each as KIND:eta=..., after those of the plan."""
-    seconds: float = float("inf")
-    """After which nothing is begun; a network that is being trained then is given up, and begun anew by the next command."""
-    device: str = "auto"
-    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
-    precision: Literal["float32", "tf32", "bfloat16"] = "tf32"
-    """Of training on CUDA; errors are measured in float32."""
-    data_root: Path | None = None
-    """A folder with cifar10/ and mnist/; without it, as in wassersmooth train."""
-    runs: Path = Path("runs/practice")
-    """The folder of trained networks."""
-    output: Path = RESULTS
-    """The folder of the rows."""
-    small: bool = False
-    """A few images, to try the commands."""
 
     def __call__(self) -> None:
-        started, console, done = time.perf_counter(), Console(), True
-        for work in _works(self, started):
+        done = True
+        for work in self.works(self.tables):
             plan = settings_of(work.name, work.scale, self.seeds)
             plan += [Setting(work.name, one, seed) for seed in self.seeds for one in self.also]
             done = work.train(plan) and done
             if self.suggested and time.perf_counter() < work.deadline:
                 done = work.train(work.suggested(self.seeds)) and done
-        console.line("all rows are there" if done else "out of time; the same command continues")
+        Console().line("all rows are there" if done else "out of time; the same command continues")
 
 
 @dataclass(frozen=True)
-class Attack:
+class Attack(Where):
     """Runs AutoAttack on the networks that validation images have chosen, of those in --runs, and adds it to their rows.
 
     python -m experiments.practice attack --tables cifar10 --seconds 540
@@ -77,48 +107,11 @@ class Attack:
 
     tables: tuple[str, ...] = ("cifar10", "cifar10-5000")
     """Of cifar10, cifar10-5000."""
-    seconds: float = float("inf")
-    """After which no network is begun."""
-    device: str = "auto"
-    """auto (CUDA where there is one), cpu, cuda, cuda:1."""
-    precision: Literal["float32", "tf32", "bfloat16"] = "tf32"
-    """As in train, to find its networks; attacks are always run in float32."""
-    data_root: Path | None = None
-    """A folder with cifar10/; without it, as in wassersmooth train."""
-    runs: Path = Path("runs/practice")
-    """The folder of trained networks."""
-    output: Path = RESULTS
-    """The folder of the rows."""
-    small: bool = False
-    """A few images, to try the commands."""
 
     def __call__(self) -> None:
-        done = all([work.attack() for work in _works(self, time.perf_counter())])
+        done = all([work.attack() for work in self.works(self.tables)])
         left = "some chosen networks are not attacked: out of time, or trained elsewhere"
         Console().line("all chosen networks are attacked" if done else left)
-
-
-def _works(command: Train | Attack, started: float) -> list[Work]:
-    """One for each table."""
-    scale: Scale = SMALL if command.small else FULL
-    tables = tuple(name for name in command.tables if name in scale.tables or not command.small)
-    if not tables or not set(tables) <= set(scale.tables):
-        raise StudyError(f"tables must be among {', '.join(scale.tables)}; got {' '.join(command.tables) or 'none'}")
-    durable.make_folder(command.output)
-    root = command.data_root
-    return [
-        Work(
-            table=name,
-            scale=scale,
-            folder=root / scale.tables[name].data.dataset if root and name != "digits" else None,
-            rows=command.output / ROWS,
-            runs=command.runs,
-            device=choose_device(command.device),
-            precision=command.precision,
-            deadline=started + command.seconds,
-        )
-        for name in tables
-    ]
 
 
 @dataclass(frozen=True)
@@ -153,11 +146,8 @@ class Merge:
     """The folder of the rows that they are added to."""
 
     def __call__(self) -> None:
-        if not self.files:
-            raise StudyError(f"merge needs files of rows that train has written; got none; for instance {ROWS}")
-        found = [row for path in self.files for row in stored_rows.read(path)]
         path = self.output / ROWS
-        Console().line(f"{path}: {counted(row_store.add(path, found, KEY), 'row')}")
+        Console().line(f"{path}: {counted(row_store.merge(self.files, path, KEY, stored_rows.read, 'train'), 'row')}")
 
 
 @dataclass(frozen=True)

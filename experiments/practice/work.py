@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,59 +16,44 @@ from torch import nn
 from experiments import row_store, side_by_side
 from experiments.practice import measuring
 from experiments.practice.choosing import chosen_rows
-from experiments.practice.plans import Scale, Setting, penalties, with_eta
+from experiments.practice.plans import Scale, Setting, Table, penalties, with_eta
 from experiments.row_store import Row
 from experiments.sweeps import sweeps
 from wassersmooth.learning.objectives import GradientPenalty
 from wassersmooth.learning.suggestion import BATCHES, suggest_eta
 from wassersmooth.study import data, models, provenance
 from wassersmooth.study.config import Model
-from wassersmooth.study.console import Console
 from wassersmooth.study.data import Dataset
-from wassersmooth.study.distributed import World
 from wassersmooth.study.regularizers import Regularizer
 from wassersmooth.study.runs import Run
-from wassersmooth.study.training import training
 
 KEY = ("table", "regularizer", "seed", "suggested_for")
 BATCH = 128  # images of a batch for a suggestion
 
 
-class Work:
-    """Networks of one table that are not in the file of rows yet.
+@dataclass(kw_only=True)
+class Work(side_by_side.SharedWork):
+    """The networks of one table, one after the other; none is begun that would not be finished by the deadline.
 
-    Arguments:
-        folder: of the data set.
-        rows: the file.
-        runs: the folder of trained networks, from which AutoAttack takes them.
-        deadline: in seconds of ``time.perf_counter``; no network is begun that would not be finished by then.
+    Attributes:
+        command: what was typed, for the rows.
+        paces: seconds for each sweep of a step, of networks that this process has trained.
     """
 
-    def __init__(
-        self,
-        *,
-        table: str,
-        scale: Scale,
-        folder: Path | None,
-        rows: Path,
-        runs: Path,
-        device: torch.device,
-        precision: str,
-        deadline: float,
-    ) -> None:
-        self.name, self.table, self.scale, self.folder = table, scale.tables[table], scale, folder
-        self.rows, self.runs, self.device, self.precision, self.deadline = rows, runs, device, precision, deadline
-        self.console = Console()
-        self.attempts = side_by_side.Attempts(device, self.console)
-        self.paces: list[float] = []  # seconds for each sweep of a step, of networks that this process has trained
-        self._loaded: Dataset | None = None
+    name: str
+    scale: Scale
+    precision: str
+    command: str
+    paces: list[float] = field(default_factory=list)
 
     @property
+    def table(self) -> Table:
+        return self.scale.tables[self.name]
+
+    @cached_property
     def loaded(self) -> Dataset:
-        if self._loaded is None:
-            config = Setting(self.name, "none", 0).config(self.scale, self.folder, self.precision)
-            self._loaded = data.load(config.data, self.scale.images[0] if self.name != "digits" else None).to(self.device)
-        return self._loaded
+        config = Setting(self.name, "none", 0).config(self.scale, self.folder, self.precision)
+        return data.load(config.data, self.scale.images[0] if self.name != "digits" else None).to(self.device)
 
     def stored(self) -> list[Row]:
         return [row for row in row_store.read(self.rows)["rows"] if row["table"] == self.name]
@@ -98,14 +83,13 @@ class Work:
             if not run.finished or time.perf_counter() + took > self.deadline:
                 continue
             started = time.perf_counter()
-            with side_by_side.full_precision(run.config.machine):
-                model = run.load_model(self.loaded).to(self.device)
+            with self.trained_model(run, self.loaded) as model:
                 errors = measuring.autoattacked(model, self.loaded.test, self.table, self.scale.autoattack)
             took = max(took, time.perf_counter() - started)
             row["errors"] |= errors
             row["images"] |= dict.fromkeys(errors, self.scale.autoattack)
             row["autoattack_seconds"] = round(time.perf_counter() - started, 3)
-            self._store(row)
+            row_store.add(self.rows, [row], KEY)
             left -= 1
             self.console.line(f"{self.name}, {setting.regularizer}, seed {setting.seed}: {errors}")
         return not left
@@ -122,8 +106,7 @@ class Work:
         return self._has(setting)
 
     def _has(self, setting: Setting) -> bool:
-        wanted = row_store.key_of(setting.key, KEY)
-        return any(row_store.key_of(row, KEY) == wanted for row in self.stored())
+        return row_store.key_of(setting.key, KEY) in row_store.keys(self.rows, KEY)
 
     def _trained(self, setting: Setting, run: Run, name: str) -> Iterator[None]:
         started, point = time.perf_counter(), run.config.regularizer
@@ -132,18 +115,16 @@ class Work:
         if self.device.type == "cuda":
             gc.collect()  # the step before holds a graph and its memory, which would count as this network's
             torch.cuda.reset_peak_memory_stats(self.device)
-        steps = iter(()) if run.finished else training(run, self.loaded, World(self.device), self.console)
-        if not (yield from side_by_side.train(run, steps, row, name, self.deadline, self.console)):
+        if not (yield from self.train_network(run, self.steps(run, self.loaded), row, name)):
             return
         if "diverged" not in row:
             trained = time.perf_counter()
             row |= self._cost(run, trained - started)
-            with side_by_side.full_precision(run.config.machine):
-                row |= measuring.measured(run.load_model(self.loaded).to(self.device), self.loaded, self.table, self.scale)
+            with self.trained_model(run, self.loaded) as model:
+                row |= measuring.measured(model, self.loaded, self.table, self.scale)
             row["measuring_seconds"] = round(time.perf_counter() - trained, 3)
-        command = ["python -m experiments.practice", *map(provenance.without_password, sys.argv[1:])]
-        row |= {"origin": provenance.origin(self.device), "command": " ".join(command), "threads": torch.get_num_threads()}
-        self._store(row)
+        row |= {"origin": provenance.origin(self.device), "command": self.command, "threads": torch.get_num_threads()}
+        row_store.add(self.rows, [row], KEY)
         self.paces.append((time.perf_counter() - started) / sweeps(point))
         errors = row.get("errors", {})
         said = ", ".join(f"{name} {errors[name]:.1f} %" for name in ("clean", "near", "far") if name in errors) or "diverged"
@@ -155,9 +136,6 @@ class Work:
         on_gpu = self.device.type == "cuda"
         peak = torch.cuda.max_memory_allocated(self.device) if on_gpu else None
         return {"training_seconds": round(seconds, 3), "epoch_seconds": min(epochs, default=math.nan), "peak_bytes": peak}
-
-    def _store(self, row: Row) -> None:
-        row_store.add(self.rows, [row], KEY)
 
 
 def suggestion(family: str, loaded: Dataset, model: Model | nn.Module, seed: int, epsilon: float) -> float:

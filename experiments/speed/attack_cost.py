@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments import markdown
+from experiments.processes import wait_for
 from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD
 from wassersmooth.study.bench.timing import keep_freed_memory
 
@@ -88,10 +90,10 @@ def seconds(call: Call, device: torch.device) -> float:
         start = time.process_time()
         call()
         return time.process_time() - start
-    torch.cuda.synchronize(device)
+    wait_for(device)
     start = time.perf_counter()
     call()
-    torch.cuda.synchronize(device)
+    wait_for(device)
     return time.perf_counter() - start
 
 
@@ -110,31 +112,22 @@ def measure_attacks(device: torch.device, images: int, rounds: int, steps: int) 
         for number in range(rounds):
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 times[name].append(seconds(libraries[name], device))
-        ratios = {
-            name: statistics.median(a / b for a, b in zip(times[OURS], times[name], strict=True))
-            for name in names
-            if name != OURS
-        }
-        rows.append(
-            {
-                "attack": attack,
-                "milliseconds_per_image": {name: 1e3 * statistics.median(t) / images for name, t in times.items()},
-                "ratio": ratios,
-                "ratio_to_the_faster": max(ratios.values(), default=None),
-                "largest_difference": differences,
-            }
-        )
+        pairs = {name: zip(times[OURS], times[name], strict=True) for name in names if name != OURS}
+        ratios = {name: statistics.median(a / b for a, b in pair) for name, pair in pairs.items()}
+        row: dict[str, Any] = {"attack": attack}
+        row |= {"milliseconds_per_image": {name: 1e3 * statistics.median(t) / images for name, t in times.items()}}
+        row |= {"ratio": ratios, "ratio_to_the_faster": max(ratios.values(), default=None)}
+        rows.append(row | {"largest_difference": differences})
     versions = {name: version(name) for name in OTHERS if importlib.util.find_spec(name)}
     return {"benchmark": "attacks", "images": images, "rounds": rounds, "libraries": versions, "rows": rows}
 
 
 def attack_lines(report: dict[str, Any]) -> list[str]:
     """The report as a table in Markdown."""
-    head = [OURS, *OTHERS]
-    lines = [f"| attack | {' | '.join(head)} | ratio to the faster (goal: at most 1.05) |", "|---" * (len(head) + 2) + "|"]
+    head, found = (OURS, *OTHERS), []
     for row in report["rows"]:
         cells = [row["milliseconds_per_image"].get(name) for name in head]
         shown = ["-" if cell is None else f"{cell:.3f} ms" for cell in cells]
         ratio = row["ratio_to_the_faster"]
-        lines.append(f"| {row['attack']} | {' | '.join(shown)} | {'-' if ratio is None else f'{ratio:.2f}'} |")
-    return lines
+        found.append([row["attack"], *shown, "-" if ratio is None else f"{ratio:.2f}"])
+    return markdown.table(("attack", *head, "ratio to the faster (goal: at most 1.05)"), found)

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments import row_store
+from experiments.processes import wait_for
+from experiments.row_store import Row
 from wassersmooth.normalized import Normalized
 from wassersmooth.robustness.apgd import APGD
 from wassersmooth.robustness.attacks import AutoAttack
@@ -33,12 +35,11 @@ from wassersmooth.study.data import Part
 from wassersmooth.study.published_models import load_published
 from wassersmooth.study.runs import locked
 from wassersmooth.study.stored_json import COUNT, list_of, number, object_of, object_with, one_of, text, whole
-from wassersmooth.study.tables import escape_value
+from wassersmooth.study.tables import escape_value, markdown_table
 
 PartName = Literal["speed", "parity", "members"]
 NetworkName = Literal["euclidean", "wasserstein", "none"]
 BallName = Literal["linf 2/255", "linf 8/255", "l2 0.5"]
-Row = dict[str, Any]
 Fooled = Callable[[], Tensor]  # which images are wrong afterwards. # shape: (n,) bool
 
 KEY = ("part", "network", "ball", "attack", "first")
@@ -56,13 +57,8 @@ REFERENCE = "pyautoattack"
 BRANCH = 0.1  # the scale of the residual branches of a network with random weights
 LARGE_DEPTHS, LARGE_SIZE = (3, 4, 6, 3), 224  # of the ResNet-50 and its images
 SEED = 0
-TITLES = {
-    "none": "none",
-    "euclidean": "Euclidean",
-    "wasserstein": "Wasserstein",
-    "resnet20": "ResNet-20",
-    "resnet50": "ResNet-50",
-}
+TITLES = {"none": "none", "euclidean": "Euclidean", "wasserstein": "Wasserstein"}
+TITLES |= {"resnet20": "ResNet-20", "resnet50": "ResNet-50"}
 ROW = object_with(
     {
         "part": one_of(*get_args(PartName)),
@@ -122,7 +118,7 @@ class Counts:
 
 def missing(output: Path, todo: Sequence[Case]) -> list[Case]:
     """The cases of which the file has no row."""
-    done = {row_store.key_of(row, KEY) for row in row_store.read(output)["rows"]}
+    done = row_store.keys(output, KEY)
     return [case for case in todo if case.key() not in done]
 
 
@@ -242,12 +238,10 @@ def warm_up(model: nn.Module, part: Part, ball: tuple[float, Norm]) -> None:
 
 
 def timed(call: Fooled, device: torch.device) -> tuple[Tensor, float]:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     start = time.perf_counter()
     found = call()  # its last pass reads values, which waits for the device
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return found, time.perf_counter() - start
 
 
@@ -271,8 +265,8 @@ class Bottleneck(nn.Module):
         return torch.relu(self.body(x) + self.skip(x))
 
 
-def bottlenecks(depths: Sequence[int] = (3, 4, 6, 3), classes: int = 1000) -> nn.Module:
-    """A network of so many blocks of each width: by default a ResNet-50."""
+def bottlenecks(depths: Sequence[int]) -> nn.Module:
+    """A network of so many blocks of each width."""
     layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     channels = 64
     for stage, depth in enumerate(depths):
@@ -283,7 +277,7 @@ def bottlenecks(depths: Sequence[int] = (3, 4, 6, 3), classes: int = 1000) -> nn
         for module in layer.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
 
 
 def large_case(count: int, device: torch.device) -> tuple[nn.Module, Part]:
@@ -364,7 +358,7 @@ def _parity(rows: Sequence[Row]) -> str:
         if not cells:
             continue
         most = max(row["images"] for row in cells.values())
-        lines = [f"| network, ball | clean | {' | '.join(attacks)} |", "| --- | ---: |" + " ---: |" * len(attacks)]
+        lines = [["network, ball", "clean", *attacks], ["---", *["---:"] * (1 + len(attacks))]]
         for ball in BALLS:
             for network in NETWORKS:
                 found = {attack: cells[network, ball, attack] for attack in attacks if (network, ball, attack) in cells}
@@ -374,11 +368,11 @@ def _parity(rows: Sequence[Row]) -> str:
                     notes = [f"{first['images']} images"] if first["images"] < most else []
                     notes += [f"in {first['rows']} parts"] if first["rows"] > 1 else []
                     note = f" ({', '.join(notes)})" if notes else ""
-                    lines.append(f"| {TITLES[network]}, {ball}{note} | {first['wrong']['clean']} | {' | '.join(pairs)} |")
+                    lines.append([f"{TITLES[network]}, {ball}{note}", str(first["wrong"]["clean"]), *pairs])
         apart = max(abs(row["wrong"]["ours"] - row["wrong"]["reference"]) for row in cells.values())
         unless = ", unless it says otherwise," if any(row["images"] < most for row in cells.values()) else ""
         said = f"Wrong of {most} images{unless} after {what}, ours / reference; {apart} apart at most."
-        parts += [*lines, "", f"{said} {_where(measured)}", ""]
+        parts += [markdown_table(lines), "", f"{said} {_where(measured)}.", ""]
     return "\n".join(parts)
 
 
@@ -396,21 +390,14 @@ def _added_up(rows: Sequence[Row]) -> list[Row]:
 
 
 def _speed(rows: Sequence[Row]) -> str:
-    heads = ("network", "images", "epsilon", "wrong, ours / reference", "seconds, ours", "reference", "times faster")
-    lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
+    head = ["network", "images", "epsilon", "wrong, ours / reference", "seconds, ours", "reference", "times faster"]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for row in rows:
         ours, theirs = row["seconds"]["ours"], row["seconds"]["reference"]
-        cells = (
-            f"{TITLES[row['network']]}, {'x'.join(map(str, row['pixels']))}{row['attack'].removeprefix(ENSEMBLE)}",
-            f"{row['images']}",
-            f"{255 * row['epsilon']:.3g}/255",
-            _pair(row),
-            f"{ours:.1f}",
-            f"{theirs:.1f}",
-            f"{theirs / ours:.1f}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", f"Unless it says otherwise, all images in one batch. {_where(rows)}"])
+        name = f"{TITLES[row['network']]}, {'x'.join(map(str, row['pixels']))}{row['attack'].removeprefix(ENSEMBLE)}"
+        cells = [name, f"{row['images']}", f"{255 * row['epsilon']:.3g}/255", _pair(row)]
+        lines.append([*cells, f"{ours:.1f}", f"{theirs:.1f}", f"{theirs / ours:.1f}"])
+    return "\n".join([markdown_table(lines), "", f"Unless it says otherwise, all images in one batch. {_where(rows)}."])
 
 
 def _pair(row: Row) -> str:
@@ -420,9 +407,6 @@ def _pair(row: Row) -> str:
 def _where(rows: Sequence[Row]) -> str:
     """On what it was measured, as the rows say."""
     origins = {(row["origin"]["hardware"], row["origin"]["torch"], row["reference"]) for row in rows}
-    return (
-        "; ".join(
-            escape_value(f"{hardware}, torch {torch_}, {REFERENCE} {package}") for hardware, torch_, package in sorted(origins)
-        )
-        + "."
+    return escape_value(
+        "; ".join(f"{hardware}, torch {torch_}, {REFERENCE} {used}" for hardware, torch_, used in sorted(origins))
     )

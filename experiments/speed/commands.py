@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import platform
-import shlex
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +10,13 @@ from typing import Annotated, Any
 import torch
 import tyro
 
-from experiments import row_store
+from experiments import processes, row_store
 from experiments.speed import autoattack_cost
 from experiments.speed.attack_cost import attack_lines, measure_attacks
 from experiments.speed.operator_cost import measure_operator, operator_lines
 from experiments.speed.page import read_page, with_blocks, write_page
 from wassersmooth.cli import Program
-from wassersmooth.study import durable, provenance
+from wassersmooth.study import durable
 from wassersmooth.study.bench.command import with_training
 from wassersmooth.study.bench.tables import read_bench
 from wassersmooth.study.config import Data
@@ -177,7 +173,7 @@ class Autoattack:
             files = (*self.more_rows, self.output)  # a row of the file itself comes last, and replaces one of another
             rows = [row for file in files for row in row_store.checked(file, autoattack_cost.ROW)]
             tables = autoattack_cost.blocks(row_store.merged([], rows, autoattack_cost.KEY))
-            durable.write(self.page, with_blocks(read_page(self.page), tables).encode())
+            durable.write_text(self.page, with_blocks(read_page(self.page), tables))
             console.line(f"page: {self.page}")
 
 
@@ -188,15 +184,7 @@ def _require_positive(**numbers: int) -> None:
 
 
 def _origin(device: torch.device) -> dict[str, Any]:
-    """What a reader needs to repeat a figure."""
-    return {
-        "hardware": provenance.hardware(device),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": provenance.commit() or f"source {provenance.source_hash()[:12]}",  # a copy without its history
-        "command": shlex.join([*PROGRAM.name.split(), *map(provenance.without_password, sys.argv[1:])]),
-    }
+    return processes.origin(PROGRAM, device) | {"threads": torch.get_num_threads()}
 
 
 def _show(lines: list[str], report: dict[str, Any], output: Path | None, console: Console) -> None:
@@ -204,7 +192,7 @@ def _show(lines: list[str], report: dict[str, Any], output: Path | None, console
         console.line(line)
     if output is not None:
         durable.make_folder(output.parent)
-        durable.write(output, (json.dumps(report, indent=2) + "\n").encode())
+        durable.write_json(output, report)
         console.line(f"written: {output}")
 
 

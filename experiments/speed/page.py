@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from experiments import markdown
 from wassersmooth.study import durable, figures
 from wassersmooth.study.bench.tables import LABELS, BenchReport, tables
 from wassersmooth.study.errors import StudyError
@@ -13,7 +13,7 @@ from wassersmooth.study.stored_json import one_line
 from wassersmooth.study.tables import code_markdown, escape_value, short_commit
 
 SETTINGS = frozenset({"network", "batch", "image", "precision", "memory_format", "optimizer", "repeats"})  # on the page
-BLOCK = re.compile(r"(<!-- bench: (\w+) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
+BLOCK = markdown.blocks_of("bench")
 PICTURE = Path("images") / "step-time.png"
 
 
@@ -27,7 +27,7 @@ def write_page(report: BenchReport, page: Path) -> None:
     durable.make_folder((page.parent / PICTURE).parent)
     if report.get("step"):
         durable.write(page.parent / PICTURE, step_time_png(report))
-    durable.write(page, filled.encode())
+    durable.write_text(page, filled)
 
 
 def read_page(page: Path) -> str:
@@ -47,13 +47,9 @@ def filled_page(text: str, report: BenchReport) -> str:
 
 def with_blocks(text: str, blocks: Mapping[str, str]) -> str:
     """The page with these blocks in place of what it had under their names."""
-
-    def block(match: re.Match[str]) -> str:
-        return f"{match[1]}{blocks.get(match[2]) or 'Not measured.'}".rstrip() + f"\n{match[4]}"
-
     if not BLOCK.search(text):
         raise StudyError("the page has no block to fill; expected <!-- bench: step --> and <!-- /bench --> around it")
-    return BLOCK.sub(block, text)
+    return markdown.with_blocks(text, "bench", blocks)
 
 
 def _where(report: BenchReport) -> str:
@@ -95,10 +91,8 @@ def step_time_png(report: BenchReport) -> bytes:
     axes = figure.add_subplot()
     radii = [2, 4, 8]
     names = ["plain", "euclidean", "pgd7", "double_backward_r4"]
-    ends = {name: step[name] for name in names} | {
-        "wasserstein": step["wasserstein_r8"],
-        "algorithm1_r8": step["algorithm1_r8"],
-    }
+    ends = {name: step[name] for name in names}
+    ends |= {"wasserstein": step["wasserstein_r8"], "algorithm1_r8": step["algorithm1_r8"]}
     words = LABELS | {"wasserstein": "Wasserstein penalty", "double_backward_r4": "double backward, radius 4"}
     words |= {"algorithm1_r8": "Algorithm 1, a loop", "pgd7": "PGD-7"}
     colors = dict(zip(ends, ("#555555", "#1f77b4", "#9467bd", "#8c564b", "#d62728", "#8c564b"), strict=True))
@@ -108,18 +102,13 @@ def step_time_png(report: BenchReport) -> bytes:
     axes.plot([8], [step["algorithm1_r8"]], "D", color=colors["algorithm1_r8"])
     top = 1.08 * max(step[name] for name in LABELS)
     for name, place in _apart(ends, 0.062 * top).items():
-        axes.annotate(
-            f"{words[name]}  {ends[name]:.2f}", (8, ends[name]), (8.35, place), va="center", fontsize=9, color=colors[name]
-        )
+        text, color = f"{words[name]}  {ends[name]:.2f}", colors[name]
+        axes.annotate(text, (8, ends[name]), (8.35, place), va="center", fontsize=9, color=color)
     axes.set(xlim=(1.5, 8.2), ylim=(0, top), xlabel="radius of the pixel graph", ylabel="ms per step")
     axes.set_xticks(radii)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(
-        f"{report['settings']['network']}, batch {report['settings']['batch']}, {report['hardware']}",
-        loc="left",
-        fontsize=10,
-        parse_math=False,
-    )
+    title = f"{report['settings']['network']}, batch {report['settings']['batch']}, {report['hardware']}"
+    axes.set_title(title, loc="left", fontsize=10, parse_math=False)
     return figures.to_png(figure, 150)
 
 

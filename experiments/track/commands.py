@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from experiments import row_store
+from experiments.processes import typed
 from experiments.track import page, rule
 from experiments.track.entries import ENTRIES, FULL, SMALL, chosen_entries
 from experiments.track.rule import KEY
@@ -62,17 +62,16 @@ class Try:
         if not self.seeds or self.parallel < 1:
             raise StudyError(f"seeds must be one or more, parallel at least 1; got {self.seeds} and {self.parallel}")
         device = choose_device(self.device)
-        command = " ".join(["python -m experiments.track", *sys.argv[1:]])
         work = Work(
-            chosen_entries(self.entries, self.file),
-            self.seeds,
-            SMALL if self.small else FULL,
+            entries=chosen_entries(self.entries, self.file),
+            seeds=self.seeds,
+            scale=SMALL if self.small else FULL,
             folder=self.data_dir,
             rows=self.results,
             runs=self.runs,
             device=device,
             parallel=self.parallel if device.type == "cuda" else 1,
-            command=command,
+            command=typed(PROGRAM),
             deadline=started + self.seconds,
         )
         done = work.run()
@@ -98,7 +97,8 @@ class Published:
     """The file of rows that they are added to."""
 
     def __call__(self) -> None:
-        _add(rule.published_rows(self.frontier, self.date), self.results)
+        count = row_store.add(self.results, rule.published_rows(self.frontier, self.date), KEY)
+        Console().line(f"{self.results}: {counted(count, 'row')}")
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,8 @@ class Merge:
     """The file of rows that they are added to."""
 
     def __call__(self) -> None:
-        if not self.files:
-            raise StudyError("merge needs files of rows that try has written; got none; for instance track.json")
-        _add([row for path in self.files for row in rule.read_rows(path)], self.results)
+        count = row_store.merge(self.files, self.results, KEY, rule.read_rows, "try")
+        Console().line(f"{self.results}: {counted(count, 'row')}")
 
 
 @dataclass(frozen=True)
@@ -154,10 +153,6 @@ class Render:
 
     def __call__(self) -> None:
         Console().line(f"page: {page.write_page(self.results)}")
-
-
-def _add(rows: list[row_store.Row], results: Path) -> None:
-    Console().line(f"{results}: {counted(row_store.add(results, rows, KEY), 'row')}")
 
 
 PROGRAM = Program(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import row_store
+from experiments.markdown import paragraph, table
 from experiments.track import rule
 from experiments.track.rule import AIMS, AUTOATTACK, CLASSES, RECORD, Judged
 from wassersmooth.study import durable, figures
@@ -31,23 +31,15 @@ def write_page(results: Path) -> Path:
     if not rows:
         raise StudyError(f"{results} holds no rows; add some: python -m experiments.track try, or published")
     entries = rule.judge(rows)
-    lines = ["# The track: a penalty beside PGD-7 training", "", *_paragraph(RULE), *_standing(entries)]
+    lines = ["# The track: a penalty beside PGD-7 training", "", *paragraph(RULE), *_standing(entries)]
     attacked = [entry for entry in entries if entry.mean(AUTOATTACK) is not None]
     durable.write(results.parent / PLOT, _plot(attacked))
     lines += [f"![Clean against robust error of everything that was judged; records have a ring.]({PLOT})", ""]
     lines += ["## Records", "", *_records([entry for entry in entries if entry.verdict == RECORD]), ""]
     lines += ["## Everything that was tried", "", *_tried(entries, notes), "", *_explanation(entries)]
     path = results.parent / NAME
-    durable.write(path, ("\n".join(lines).rstrip() + "\n").encode())
+    durable.write_text(path, "\n".join(lines).rstrip() + "\n")
     return path
-
-
-def _paragraph(*parts: str) -> list[str]:
-    return [*textwrap.wrap(" ".join(parts), 140, break_long_words=False, break_on_hyphens=False), ""]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def _standing(entries: Sequence[Judged]) -> list[str]:
@@ -67,14 +59,14 @@ def _standing(entries: Sequence[Judged]) -> list[str]:
         wanted = f"at most {aim:g} %" if AIMS[steps] is not None else "below the bar"
         earlier = f" ({counted(len(held[-1].rows), 'seed')}, from before the rule)" if held[-1].published else ""
         said.append(f"With {title} the record is {best:.1f} %{earlier}; the aim is {wanted}: {far}.")
-    return _paragraph(*said)
+    return paragraph(*said)
 
 
 def _records(entries: Sequence[Judged]) -> list[str]:
     if not entries:
         return ["None yet."]
     head = ("date", "class", "method", "number, %", "clean, %", "price", "seeds", "commit", "command")
-    return _table(
+    return table(
         head,
         (
             (
@@ -89,7 +81,7 @@ def _records(entries: Sequence[Judged]) -> list[str]:
 
 def _tried(entries: Sequence[Judged], notes: dict[str, str]) -> list[str]:
     head = ("entry", "idea", "method", "seeds", "validation, clean", "validation, robust", "AutoAttack, %", "clean, %", "price")
-    return _table(
+    return table(
         (*head, "verdict", "why"),
         (
             (
@@ -122,7 +114,7 @@ def _price(entry: Judged) -> str:
 def _explanation(entries: Sequence[Judged]) -> list[str]:
     machines = sorted({row["origin"]["hardware"] for entry in entries for row in entry.rows})
     counts = counted(sum(len(entry.rows) for entry in entries), "network")
-    return _paragraph(
+    return paragraph(
         f"{counts}, on {escape_value(', '.join(machines))}. A price is the time of a training step as a share of that of PGD-7",
         "training, timed alone on the same machine; with a star, the share of sweeps over the network, where none was timed.",
         "The standard error of an AutoAttack error of 1,000 images is 1.5 points: differences below 3 points between two",

@@ -34,19 +34,15 @@ MOST_CLEAN = 26.0  # percent, on test images
 MOST_CLEAN_TO_CHOOSE = 28.0  # on validation images: a network that is chosen may fail the rule, one left out could not pass it
 MOST_PRICE = 0.5  # of a step of the bar on the same machine
 FEWEST_SEEDS = 2
+EPOCHS = 100  # of the frontier's rows that the track starts from
 AIMS = {0: 63.0, 1: None}  # of each class, by the number of attack steps; one step is to be below the bar
 CLASSES = {0: "no attacked images in training", 1: "one attack step at most"}
 RECORD, NO_RECORD = "record", "no record"
 ROW = object_with(
     {
         **{"entry": plain_name, "seed": SEED, "epochs": whole(1), "idea": text, "method": text},
-        **{
-            "recipe": object_of(anything),
-            "attack_steps": whole(0, 1000),
-            "sweeps": whole(1, 10**6),
-            "date": text,
-            "command": text,
-        },
+        **{"recipe": object_of(anything), "attack_steps": whole(0, 1000), "sweeps": whole(1, 10**6)},
+        **{"date": text, "command": text},
         "origin": object_with({"hardware": text}, {"commit": optional(text)}),
         **{"errors": object_of(PERCENT), "images": object_of(whole(1)), "intervals": object_of(list_of(number(0, 100), 2))},
     },
@@ -178,21 +174,17 @@ def _verdict(entry: Judged, price: float | None, chosen: set[str], best: dict[in
     return RECORD
 
 
-def published_rows(frontier: Path, date: str, epochs: int = 100) -> list[Row]:
+def published_rows(frontier: Path, date: str) -> list[Row]:
     """Rows of the frontier that the track starts from: AutoAttack at 8/255 after 100 epochs of the same recipe."""
     stored = row_store.read(frontier)
     steps, found = stored.get("prices", {}).get("steps", {}), []
     for row in stored["rows"]:
         plain = row.get("activation") == "softplus" and not row.get("augment") and row.get("patience") is None
-        if row.get("epochs") != epochs or not plain or AUTOATTACK not in row.get("errors", {}):
+        if row.get("epochs") != EPOCHS or not plain or AUTOATTACK not in row.get("errors", {}):
             continue
         point = Regularizer.parse(row["regularizer"])
-        new: Row = {
-            "entry": f"frontier-{point.slug}",
-            "seed": row["seed"],
-            "epochs": epochs,
-            "idea": "published before the track",
-        }
+        new: Row = {"entry": f"frontier-{point.slug}", "seed": row["seed"], "epochs": EPOCHS}
+        new |= {"idea": "published before the track"}
         new |= {"method": row["regularizer"], "recipe": {"weight_decay": stored["harness"]["weight_decay"]}, "published": True}
         new |= {"attack_steps": attack_steps(point), "sweeps": sweeps(point), "date": date}
         new |= {"command": "python -m experiments.frontier train --epochs 100 --milestones 50 75 --regularizers " + str(point)}

@@ -2,63 +2,43 @@
 
 from __future__ import annotations
 
-import base64
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
 from experiments import row_store, side_by_side
+from experiments.error_rates import add_error, as_they_are, measuring
+from experiments.processes import wait_for
 from experiments.row_store import Row
 from experiments.sweeps import attack_steps, sweeps
 from experiments.track.entries import RECIPE, Entry, Scale
 from experiments.track.rule import AUTOATTACK, KEY, SELECTING, chosen_names
 from wassersmooth.robustness.attacks import AutoAttack, MultiTargetedPGD
-from wassersmooth.robustness.intervals import wilson
-from wassersmooth.robustness.measurement import Measurement, Perturbation
-from wassersmooth.robustness.model_queries import isolated_model
+from wassersmooth.robustness.measurement import Perturbation
 from wassersmooth.study import acceleration, data, provenance
-from wassersmooth.study.console import Console
+from wassersmooth.study.config import RunConfig
 from wassersmooth.study.data import Dataset, Part
-from wassersmooth.study.distributed import World
 from wassersmooth.study.runs import Run
-from wassersmooth.study.training import training
 
 
-@dataclass
-class Work:
-    """Entries with seeds, and where their rows go.
+@dataclass(kw_only=True)
+class Work(side_by_side.SharedWork):
+    """Entries with seeds.
 
     Attributes:
-        folder: of the data set; None for the usual places.
-        rows: the file.
-        runs: the folder of checkpoints and networks.
         command: what was typed, for the rows.
-        deadline: in seconds of ``time.perf_counter``: what is not finished then stays as a checkpoint.
+        left: networks that are not measured yet.
+        longest: seconds of one AutoAttack: none is begun with less time left.
     """
 
     entries: Sequence[Entry]
     seeds: Sequence[int]
     scale: Scale
-    folder: Path | None
-    rows: Path
-    runs: Path
-    device: torch.device
-    parallel: int
     command: str
-    deadline: float = math.inf
-
-    def __post_init__(self) -> None:
-        self.console = Console()
-        self.attempts = side_by_side.Attempts(self.device, self.console)
-        self.left = 0  # networks that are not measured yet
-        self.longest = 0.0  # seconds of one AutoAttack: none is begun with less time left
+    left: int = 0
+    longest: float = 0.0
 
     def run(self) -> bool:
         """Train what is missing, then attack what the rule judges; whether everything is there now."""
@@ -70,7 +50,7 @@ class Work:
         self._judge(loaded)
         return not self.left
 
-    def _config(self, entry: Entry, seed: int) -> Any:
+    def _config(self, entry: Entry, seed: int) -> RunConfig:
         return entry.config(seed, self.scale, self.folder, self.parallel)
 
     def _run(self, entry: Entry, seed: int) -> Run:
@@ -94,15 +74,14 @@ class Work:
     def _trained(self, entry: Entry, seed: int, run: Run, loaded: Dataset) -> Iterator[None]:
         """Train one network, time its step alone, and select by validation images."""
         row, name = self._row_of(entry, seed), f"{entry.name}, seed {seed}"
-        steps = iter(()) if run.finished else training(run, loaded, World(self.device), self.console)
-        timed = self._timed(steps, row, len(loaded.train))
-        if not (yield from side_by_side.train(run, timed, row, name, self.deadline, self.console)):
+        timed = self._timed(self.steps(run, loaded), row, len(loaded.train))
+        if not (yield from self.train_network(run, timed, row, name)):
             return
         if "diverged" not in row:
             row["training_seconds"] = round(sum(one["seconds"] for one in run.metrics()), 3)
-            with side_by_side.full_precision(run.config.machine):
-                self._select(run.load_model(loaded).to(self.device), loaded, row)
-        self._store(row)
+            with self.trained_model(run, loaded) as model:
+                self._select(model, loaded, row)
+        row_store.add(self.rows, [row], KEY)
         self.left -= 1
 
     def _row_of(self, entry: Entry, seed: int) -> Row:
@@ -119,26 +98,22 @@ class Work:
             if next(steps, self) is self:
                 return
             yield
-        self._wait()
+        wait_for(self.device)
         started = time.perf_counter()
         for _ in range(count):
             next(steps)
-        self._wait()
+        wait_for(self.device)
         row["step_ms"] = round(1e3 * (time.perf_counter() - started) / count, 4)
         yield from steps
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def _select(self, model: nn.Module, loaded: Dataset, row: Row) -> None:
         """Errors by which entries of one idea are compared, and the clean test error."""
         held_out: Row = {"errors": {}, "images": {}, "intervals": {}, "wrong": {}}
-        _measure(model, loaded.validation, {"clean": _identity}, held_out)
+        _measure(model, loaded.validation, {"clean": as_they_are}, held_out)
         few = Part(loaded.validation.images[: self.scale.validated], loaded.validation.labels[: self.scale.validated])
         _measure(model, few, {SELECTING: MultiTargetedPGD(8 / 255, 2 / 255, 20)}, held_out)
         row["validation"] = {"errors": held_out["errors"], "images": held_out["images"]}
-        _measure(model, loaded.test, {"clean": _identity}, row)
+        _measure(model, loaded.test, {"clean": as_they_are}, row)
         self.console.line(
             f"{row['entry']}, seed {row['seed']}: validation: clean {held_out['errors']['clean']:.1f} %, robust "
             f"{held_out['errors'][SELECTING]:.1f} %"
@@ -146,8 +121,7 @@ class Work:
 
     def _judge(self, loaded: Dataset) -> None:
         """AutoAttack on test images, for the entries that validation images choose among all of their idea."""
-        test = data.load(self._config(self.entries[0], 0).data, self.scale.attacked).test
-        part = Part(test.images.to(self.device), test.labels.to(self.device))
+        part = data.load(self._config(self.entries[0], 0).data, self.scale.attacked).test.to(self.device)
         chosen = chosen_names(row_store.read(self.rows)["rows"])
         waiting = {entry.idea for entry in self.entries for seed in self.seeds if self._row(entry, seed) is None}
         for entry in self.entries:
@@ -163,28 +137,15 @@ class Work:
                     self.console.line(f"{entry.name}, seed {seed}: not attacked yet; the same command continues")
                     self.left += 1
                     continue
-                with side_by_side.full_precision(run.config.machine):
-                    _measure(run.load_model(loaded).to(self.device), part, {AUTOATTACK: AutoAttack(8 / 255)}, row)
+                with self.trained_model(run, loaded) as model:
+                    _measure(model, part, {AUTOATTACK: AutoAttack(8 / 255)}, row)
                 self.longest = max(self.longest, time.perf_counter() - started)
-                self._store(row)
+                row_store.add(self.rows, [row], KEY)
                 self.console.line(f"{entry.name}, seed {seed}: AutoAttack {row['errors'][AUTOATTACK]:.1f} %")
-
-    def _store(self, row: Row) -> None:
-        row_store.add(self.rows, [row], KEY)
-
-
-def _identity(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return images
 
 
 def _measure(model: nn.Module, part: Part, perturbations: dict[str, Perturbation], row: Row) -> None:
     """Add the errors under these perturbations to a row, and which images are wrong, in one random order."""
-    with isolated_model(model, part.images) as inner:
-        inner.eval()
-        found = Measurement(inner, part.images, part.labels, seed=0)
+    with measuring(model, part) as found:
         for name, perturb in perturbations.items():
-            wrong = found.misclassified(name, perturb)
-            row["errors"][name] = round(100 * float(wrong.double().mean()), 4)
-            row["images"][name] = len(wrong)
-            row["intervals"][name] = [round(end, 3) for end in wilson(int(wrong.sum()), len(wrong))]
-            row["wrong"][name] = base64.b64encode(np.packbits(wrong.numpy()).tobytes()).decode()
+            add_error(row, name, found.misclassified(name, perturb))

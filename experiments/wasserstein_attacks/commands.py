@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +9,9 @@ from typing import Annotated, Any
 import torch
 import tyro
 
+from experiments import processes
 from experiments.wasserstein_attacks import measuring, page
 from wassersmooth.cli import Program
-from wassersmooth.study import provenance
 from wassersmooth.study.config import Data
 from wassersmooth.study.console import Console
 from wassersmooth.study.data import load
@@ -82,18 +79,8 @@ class Render:
 
 
 def _origin(run: Run) -> dict[str, Any]:
-    """What a reader needs to repeat a figure."""
-    return {
-        "hardware": provenance.hardware(torch.device("cpu")),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "commit": provenance.commit() or "unknown",
-        "command": shlex.join([*PROGRAM.name.split(), *map(provenance.without_password, sys.argv[1:])]),
-        "dataset": run.dataset,
-        "train_images": run.train_images,
-        "epochs": run.epochs,
-    }
+    own = {name: getattr(run, name) for name in ("dataset", "train_images", "epochs")}
+    return processes.origin(PROGRAM, torch.device("cpu")) | {"threads": torch.get_num_threads()} | own
 
 
 PROGRAM = Program(

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import wassersmooth as ws
 from experiments import row_store
+from experiments.row_store import Row
 from experiments.wasserstein_attacks.published_attacks import FrankWolfe, PlanPGD, SinkhornPGD
 from wassersmooth.study.data import Dataset, Part
 
-Row = dict[str, Any]
 Attacker = Callable[[nn.Module, Tensor, Tensor, float], Tensor]
 
 KEY = ("network", "attack", "epsilon")
@@ -107,8 +107,7 @@ def measure(
     for name, network in networks.items():
         for attack, (attacker, sizes) in attackers(settings).items():
             for epsilon in sizes:
-                done = {row_store.key_of(row, KEY) for row in row_store.read(output)["rows"]}
-                if (name, attack, epsilon) in done:
+                if (name, attack, epsilon) in row_store.keys(output, KEY):
                     continue
                 say(f"{NETWORKS[name]}, {attack} at {epsilon:g}")
                 row = dict(zip(KEY, (name, attack, epsilon), strict=True)) | measured(network, part, attacker, epsilon)

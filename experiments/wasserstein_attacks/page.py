@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import row_store
-from experiments.wasserstein_attacks.measuring import NETWORKS, OURS, TITLES, Row, smallest
+from experiments.row_store import Row
+from experiments.wasserstein_attacks.measuring import NETWORKS, OURS, TITLES, smallest
 from wassersmooth.robustness.intervals import wilson
 from wassersmooth.study import durable, figures
 from wassersmooth.study.errors import StudyError
 from wassersmooth.study.stored_json import COUNT, list_of, number, object_with, optional, text
-from wassersmooth.study.tables import escape_value, short_commit
+from wassersmooth.study.tables import escape_value, markdown_table, short_commit
 
 PICTURE = "wasserstein_attacks.png"
 SIZES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # of the table, in exact W1
@@ -46,7 +47,7 @@ def write_page(folder: Path, name: str) -> Path:
     rows = read_rows(folder / name)
     path = folder / Path(name).with_suffix(".md").name
     durable.write(folder / PICTURE, picture(rows))
-    durable.write(path, page(rows).encode())
+    durable.write_text(path, page(rows))
     return path
 
 
@@ -89,7 +90,7 @@ def page(rows: Sequence[Row]) -> str:
         "Each attack: its epsilons, how much of epsilon the exact W1 uses before moving back (median over fooled images, at "
         "the largest epsilon), the largest relative change of an image's mass, and the time, roughly: the machine was shared.",
         "",
-        *_details(rows),
+        _details(rows),
         "",
         f"{_where(rows)}.",
         "",
@@ -142,12 +143,11 @@ def _times(size: float, best: float) -> str:
 
 
 def _table(found: dict[str, list[float]]) -> list[str]:
-    heads = ["attack", *(f"W1 {size:g}" for size in SIZES), "median size"]
-    lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * (len(heads) - 1)]
+    lines = [["attack", *(f"W1 {size:g}" for size in SIZES), "median size"], ["---", *["---:"] * (len(SIZES) + 1)]]
     for attack, sizes in found.items():
         cells = [_share(sum(size > limit for size in sizes), len(sizes)) for limit in SIZES]
-        lines.append(f"| {TITLES[attack]} | {' | '.join(cells)} | {_number(statistics.median(sizes))} |")
-    return ["Robust accuracy in percent, with its 95 % interval:", "", *lines]
+        lines.append([TITLES[attack], *cells, _number(statistics.median(sizes))])
+    return ["Robust accuracy in percent, with its 95 % interval:", "", markdown_table(lines)]
 
 
 def _comparison(found: dict[str, list[float]]) -> list[str]:
@@ -167,17 +167,13 @@ def _comparison(found: dict[str, list[float]]) -> list[str]:
     return lines
 
 
-def _details(rows: Sequence[Row]) -> list[str]:
-    lines = [
-        "| network, attack | epsilons | W1 / epsilon | mass | seconds per image and run |",
-        "| --- | --- | ---: | ---: | ---: |",
-    ]
+def _details(rows: Sequence[Row]) -> str:
+    head = ["network, attack", "epsilons", "W1 / epsilon", "mass", "seconds per image and run"]
+    lines = [head, ["---", "---", "---:", "---:", "---:"]]
     for network in NETWORKS:
         for attack in TITLES:
-            found = sorted(
-                (row for row in rows if (row["network"], row["attack"]) == (network, attack)),
-                key=lambda row: float(row["epsilon"]),
-            )
+            mine = [row for row in rows if (row["network"], row["attack"]) == (network, attack)]
+            found = sorted(mine, key=lambda row: float(row["epsilon"]))
             if not found:
                 continue
             used = [size / found[-1]["epsilon"] for size in found[-1]["reached"] if size]
@@ -185,8 +181,8 @@ def _details(rows: Sequence[Row]) -> list[str]:
             seconds = statistics.median(row["seconds"] / row["images"] for row in found)
             drift = max(row["mass_drift"] for row in found)
             sizes = ", ".join(f"{row['epsilon']:g}" for row in found)
-            lines.append(f"| {NETWORKS[network]}, {TITLES[attack]} | {sizes} | {share} | {drift:.0e} | {seconds:.3f} |")
-    return lines
+            lines.append([f"{NETWORKS[network]}, {TITLES[attack]}", sizes, share, f"{drift:.0e}", f"{seconds:.3f}"])
+    return markdown_table(lines)
 
 
 def _share(count: int, images: int) -> str:

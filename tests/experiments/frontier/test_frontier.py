@@ -550,7 +550,7 @@ def test_variants_are_told_by_markers_and_kinds_by_colors(tmp_path: Path, monkey
     points = points_of([row_of(Run.at(config.parent)) for config in sorted(tmp_path.glob("*/*/config.json"))])
     drawn: list[Figure] = []
     monkeypatch.setattr(plots.figures, "to_chart_png", lambda figure, dpi: drawn.append(figure) or b"")
-    plots.question_plot(questions.early_stopping(points, Uncertainty.of(points)))
+    plots.question_plot(questions.early_stopping(questions.Study(points, Uncertainty.of(points))))
     (figure,) = drawn
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert THREATS[STRONGEST] in titles

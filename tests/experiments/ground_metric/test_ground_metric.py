@@ -159,7 +159,8 @@ def test_one_seed_alone_shows_nothing() -> None:
 
 def small_work(tmp_path: Path, deadline: float = math.inf) -> helping.Work:
     scale = replace(SMALL, images=(12, 8, 6), validation=6)
-    return helping.Work(scale, None, tmp_path / "rows.json", tmp_path / "runs", torch.device("cpu"), 1, 1, deadline)
+    where: dict[str, Any] = {"folder": None, "rows": tmp_path / "rows.json", "runs": tmp_path / "runs"}
+    return helping.Work(scale=scale, device=torch.device("cpu"), at_once=1, deadline=deadline, **where)
 
 
 def test_a_network_is_not_begun_without_time(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.networks import architectures, commands, exactness, first_call, page, precision, side_by_side, step_cost
+from experiments.networks import architectures, commands, exactness, first_call, page, precision, step_cost, turns
 from experiments.networks.commands import PROGRAM
 from wassersmooth.cli import main
 from wassersmooth.study.errors import StudyError
@@ -162,7 +162,7 @@ def test_commands_prepare_side_by_side_and_take_turns(tmp_path: Path) -> None:
     durations = {"a": 0.2, "b": 0.0, "dead": 0.0, "late": 600.0}
     commands = [[sys.executable, "-c", WORKER, name, str(log), str(seconds)] for name, seconds in durations.items()]
     commands[2] = [sys.executable, "-c", "raise SystemExit(3)"]
-    with side_by_side.Processes(commands, os.environ, 2, said.append) as processes:
+    with turns.Processes(commands, os.environ, 2, said.append) as processes:
         processes.wait_until_ready(started + 4)
         processes.take_turns(started + 30)
     assert log.read_text().split("\n")[:-1] == ["a begins", "a ends", "b begins", "b ends"]
@@ -173,7 +173,7 @@ def test_commands_prepare_side_by_side_and_take_turns(tmp_path: Path) -> None:
 
 def test_without_time_nobody_has_a_turn(tmp_path: Path) -> None:
     log, said = tmp_path / "log", []
-    with side_by_side.Processes([[sys.executable, "-c", WORKER, "a", str(log), "0"]], os.environ, 1, said.append) as processes:
+    with turns.Processes([[sys.executable, "-c", WORKER, "a", str(log), "0"]], os.environ, 1, said.append) as processes:
         processes.wait_until_ready(time.monotonic() + 60)
         processes.take_turns(time.monotonic() - 1)
     assert not log.exists()

@@ -167,7 +167,7 @@ def test_a_network_is_not_begun_that_would_not_be_finished(tmp_path: Path, monke
     begun: list[str] = []
     rest = {"folder": None, "rows": tmp_path / "rows.json", "runs": tmp_path / "runs", "device": torch.device("cpu")}
     deadline = time.perf_counter() + 100
-    work = Work(table="mnist-1000", scale=SMALL, precision="float32", deadline=deadline, **rest)  # type: ignore[arg-type]
+    work = Work(name="mnist-1000", scale=SMALL, precision="float32", command="", deadline=deadline, **rest)  # type: ignore[arg-type]
     monkeypatch.setattr(work, "_trained", lambda setting, *given: iter(begun.append(setting.regularizer) or ()))
     work.paces = [9.0]  # seconds for each sweep
     for regularizer in ("pgd7:eta=0.1", "adversarial:eta=0.1"):

@@ -184,7 +184,7 @@ def test_parts_of_a_row_of_autoattack_are_added_up(tmp_path: Path, monkeypatch: 
 
 def test_the_large_network_is_a_resnet_50() -> None:
     with torch.device("meta"):
-        network = autoattack_cost.bottlenecks()
+        network = autoattack_cost.bottlenecks(autoattack_cost.LARGE_DEPTHS)
         assert network(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
     assert sum(parameter.numel() for parameter in network.parameters()) == 25_557_032
 
