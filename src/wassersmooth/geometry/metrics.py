@@ -272,7 +272,7 @@ class Wasserstein(Metric):
             return self.graph
         if count in self._joined:
             return self._joined[count]
-        matrix = self.channels if isinstance(self.channels, Tensor) else torch.ones(count, count)
+        matrix = self.channels if isinstance(self.channels, Tensor) else torch.ones(count, count, device="cpu")
         made = JoinedChannels.of(self.graph, matrix)
         if not self.graph.weights.requires_grad and not visibility.tracing():  # learned weights may have changed
             self._joined[count] = made
@@ -299,7 +299,7 @@ class Wasserstein(Metric):
             )
         channels = len(self.reference) if isinstance(self.reference, Tensor) else 1
         shape = (1, channels, *self.graph.shape)
-        return math.sqrt(float(self.cometric(torch.ones(shape, dtype=torch.float64)).adjacent_resistance()))
+        return math.sqrt(float(self.cometric(torch.ones(shape, dtype=torch.float64, device="cpu")).adjacent_resistance()))
 
     def derivative_mv(self, x: Tensor, a: Tensor, v: Tensor) -> Tensor:
         """L is affine in x: its derivative along a is L(a) without the mass term."""

@@ -95,7 +95,7 @@ def _pixelate(images: Tensor, factor: float) -> Tensor:
 def _box_resampling(new_size: int, size: int) -> Tensor:
     """The matrix that averages, for each new pixel, the old ones whose centers it covers. # shape: (new_size, size)"""
     ratio = size / new_size
-    center = (torch.arange(new_size, dtype=torch.float64)[:, None] + 0.5) * ratio
-    distance = (torch.arange(size, dtype=torch.float64) + 0.5 - center) / max(ratio, 1.0)
+    center = (torch.arange(new_size, dtype=torch.float64, device="cpu")[:, None] + 0.5) * ratio
+    distance = (torch.arange(size, dtype=torch.float64, device="cpu") + 0.5 - center) / max(ratio, 1.0)
     weights = ((distance > -0.5) & (distance <= 0.5)).double()
     return weights / weights.sum(1, keepdim=True)

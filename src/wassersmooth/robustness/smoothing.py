@@ -162,7 +162,7 @@ class Smoothed(nn.Module):
         per_pass = max(1, self.batch_size // len(images))
         generator = torch.Generator(images.device)
         if self.seed is None:
-            generator.manual_seed(int(torch.randint(2**62, ())))
+            generator.manual_seed(int(torch.randint(2**62, (), device="cpu")))
         else:
             generator.manual_seed(self.seed)
         for start in range(0, self.samples, per_pass):
