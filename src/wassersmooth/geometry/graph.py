@@ -10,7 +10,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -442,21 +442,18 @@ class PixelGraph:
         return Direct(self.edge_relations, self._weights_in_units(), *reach)  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:  # without the caches
-        return PixelGraph, (*self._key(), self.weights, self.weight_name, self.edges, self.features)
+        return type(self), tuple(getattr(self, one.name) for one in fields(self) if one.init)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PixelGraph:
         """Computed weights, such as ``log_weights.exp()``, are shared, since torch cannot deep-copy a non-leaf tensor."""
         weights = copy.deepcopy(self.weights, memo) if self.weights.is_leaf else self.weights
-        return PixelGraph(*self._key(), weights, self.weight_name, self.edges, self.features)
-
-    def _key(self) -> tuple[tuple[int, ...], int, Neighborhood]:
-        return self.shape, self.radius, self.neighborhood
+        return replace(self, weights=weights)
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, PixelGraph)
             and (self.shape, self.offsets, self.features) == (other.shape, other.offsets, other.features)
-            and (self.weights is other.weights or bool(torch.equal(self.weights, other.weights)))
+            and (self.weights is other.weights or bool(torch.equal(self.weights, other.weights.to(self.weights.device))))
             and (self.edges is None) == (other.edges is None)
             and (self.edges is None or other.edges is None or bool(torch.equal(self.edges, other.edges)))
         )
