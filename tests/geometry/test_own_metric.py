@@ -158,6 +158,15 @@ def test_certified_noise_is_that_of_the_metric(x: Tensor, device: str) -> None:
     assert_within_standard_errors(xi.T @ xi / len(xi), L, spread)
 
 
+def test_calculus_of_a_metric_that_does_not_depend_on_the_image(x: Tensor, v: Tensor) -> None:
+    """Its derivatives in the image are zero, also where the metric does not say that it is constant."""
+    unsaid = copy.copy(OWN)
+    unsaid.__class__ = type("Unsaid", (type(OWN),), {"constant": False})
+    for derivative in (unsaid.derivative_mv(x, v, v), unsaid.derivative_quad(x, v, v), unsaid.grad_logdet(x)):
+        assert_matches(derivative, torch.zeros_like(x), 1e-15)
+    assert_matches(ws.calculus.christoffel(x, v, v, unsaid), torch.zeros_like(x), 1e-15)
+
+
 def test_calculus_of_a_metric_that_depends_on_the_image(x: Tensor, v: Tensor) -> None:
     """Derived derivatives, against the formulas of a metric of this library."""
     from wassersmooth.geometry.metrics import Metric

@@ -75,11 +75,8 @@ class Metric(ABC):
         w, again = torch.zeros_like(v).requires_grad_(), torch.is_grad_enabled()
         with torch.enable_grad():
             point = _differentiable(x)
-            linear_in_w = torch.autograd.grad(
-                laplacian_maps.inner(w, self.evaluate(point).mv(v)).sum(), point, create_graph=True
-            )
-            (derivative,) = torch.autograd.grad(linear_in_w, w, (a,), create_graph=again)
-        return derivative
+            linear_in_w = _gradient(laplacian_maps.inner(w, self.evaluate(point).mv(v)).sum(), point, create_graph=True)
+            return _gradient(linear_in_w, w, again, a)
 
     def derivative_quad(self, x: Tensor, p: Tensor, q: Tensor) -> Tensor:
         """The covector ``p' (dL/dx_k) q`` at x, the adjoint of :meth:`derivative_mv` in a. # shape: as p"""
@@ -88,9 +85,7 @@ class Metric(ABC):
         again = torch.is_grad_enabled()
         with torch.enable_grad():
             point = _differentiable(x)
-            value = laplacian_maps.inner(p, self.evaluate(point).mv(q)).sum()
-            (derivative,) = torch.autograd.grad(value, point, create_graph=again)
-        return derivative
+            return _gradient(laplacian_maps.inner(p, self.evaluate(point).mv(q)).sum(), point, again)
 
     def divergence(self, x: Tensor) -> Tensor:
         """``sum_j dL_jk/dx_j``. # shape: as x"""
@@ -109,12 +104,19 @@ class Metric(ABC):
         again = torch.is_grad_enabled()
         with torch.enable_grad():
             point = _differentiable(x)
-            (gradient,) = torch.autograd.grad(self.evaluate(point).logdet().sum(), point, create_graph=again)
-        return gradient
+            return _gradient(self.evaluate(point).logdet().sum(), point, again)
 
 
 def _differentiable(x: Tensor) -> Tensor:
     return x if x.requires_grad else x.detach().requires_grad_()
+
+
+def _gradient(value: Tensor, point: Tensor, create_graph: bool, weights: Tensor | None = None) -> Tensor:
+    """The gradient of a value, or of a weighted sum of values; zero where it does not depend on the point."""
+    if not value.requires_grad:
+        return torch.zeros_like(point)
+    given: dict[str, bool] = {"create_graph": create_graph, "allow_unused": True, "materialize_grads": True}
+    return torch.autograd.grad(value, point, weights, **given)[0]
 
 
 def check_metric(received: object, purpose: str) -> None:
