@@ -32,7 +32,7 @@ class SmoothingNoise:
     def __init__(self, metric: Metric, sigma: float, images: Tensor) -> None:
         self.metric, self.sigma = constant_metric(metric), sigma
         self.uniform = isinstance(metric, Wasserstein) and metric.uniform
-        self.like = images.detach()[:1].contiguous()
+        self.like = images.detach()[:1].clone(memory_format=torch.contiguous_format)  # a view would hold the whole batch
         self.root = self._root()
 
     def _root(self) -> Tensor | None:
@@ -152,7 +152,7 @@ class Smoothed(nn.Module):
         self.samples = _checks.positive_integer("samples", samples)
         self.batch_size = _checks.positive_integer("batch_size", batch_size)
         self.seed = _checks.seed(seed, "None draws other noise in every call")
-        self._noise: SmoothingNoise | None = None
+        self._noise: tuple[tuple[object, ...], SmoothingNoise] | None = None  # and what it is for
 
     def forward(self, images: Tensor) -> Tensor:
         constant_metric(self.metric).check(images)
@@ -187,14 +187,10 @@ class Smoothed(nn.Module):
         return votes.reshape(len(images), len(xi), -1).sum(1).to(images.dtype)
 
     def _noise_like(self, images: Tensor) -> SmoothingNoise:
-        known = self._noise
-        if known is None or (known.like.shape[1:], known.like.dtype, known.like.device) != (
-            images.shape[1:],
-            images.dtype,
-            images.device,
-        ):
-            known = self._noise = SmoothingNoise(self.metric, self.sigma, images)
-        return known
+        key = (self.metric, self.sigma, images.shape[1:], images.dtype, images.device)
+        if self._noise is None or self._noise[0] != key:
+            self._noise = key, SmoothingNoise(self.metric, self.sigma, images)
+        return self._noise[1]
 
     def extra_repr(self) -> str:
         return f"metric={self.metric!r}, sigma={_checks.format_number(self.sigma)}, samples={self.samples}, seed={self.seed}"
