@@ -403,7 +403,8 @@ class VoteCounter:
                 for _ in range(3):  # no draw of the table counts yet
                     self.whole_batch(table)
             torch.cuda.current_stream(self.images.device).wait_stream(stream)
-            with torch.cuda.graph(graph):
+            # On the stream of the images: that of the current device would capture nothing if they are on another one.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self.whole_batch(table)
         except RuntimeError as error:
             torch.cuda.synchronize(self.images.device)

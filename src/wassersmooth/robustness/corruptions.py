@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wassersmooth import _checks
+from wassersmooth.precision import without_tf32
 from wassersmooth.robustness.jpeg import jpeg
 from wassersmooth.robustness.noise import gaussian_noise
 
@@ -52,7 +53,7 @@ def corrupt(images: Tensor, kind: Corruption, severity: int, generator: torch.Ge
         "pixelate": _pixelate,
         "jpeg": lambda x, quality: jpeg(x, int(quality)),
     }
-    with torch.autocast(images.device.type, enabled=False):  # it would round by many gray levels
+    with torch.autocast(images.device.type, enabled=False), without_tf32(images):  # they would round by gray levels
         return corruptions[kind](images, parameter).clamp(0, 1)
 
 
