@@ -137,7 +137,7 @@ def test_the_noise_that_is_kept_is_small_and_follows_the_settings() -> None:
     held = [tensor for tensor in vars(smoothed._noise[1]).values() if isinstance(tensor, Tensor)]
     assert max(tensor.untyped_storage().nbytes() for tensor in held) < many.nbytes, "a view of the batch keeps all of it"
     smoothed.sigma = 3.0
-    assert torch.equal(smoothed(images()), ws.Smoothed(Linear(), METRIC, 3.0, samples=20)(images()))
+    assert torch.equal(smoothed(images()), ws.Smoothed(smoothed.model, METRIC, 3.0, samples=20)(images()))
 
 
 def test_values_and_bad_input() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from wassersmooth import _checks, _model_checks
-from wassersmooth.geometry.cometric import LARGEST_DENSE
+from wassersmooth.geometry.cometric import LARGEST_DENSE, Cometric
 from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
 from wassersmooth.model_state import call_model
 from wassersmooth.precision import without_tf32
@@ -36,15 +36,27 @@ class SmoothingNoise:
         self.root = self._root()
 
     def _root(self) -> Tensor | None:
-        """sigma L^(1/2) of each channel; None where it is the identity, or too large. # shape: (C or 1, HW, HW)"""
-        if not isinstance(self.metric, Wasserstein) or self.metric.graph.nodes > LARGEST_DENSE:
+        """sigma L^(1/2) of each channel, or of a whole image; None where noise is drawn without it.
+
+        # shape: (C or 1, HW, HW), or (1, CHW, CHW)
+        """
+        if isinstance(self.metric, Euclidean):
+            return None
+        if not isinstance(self.metric, Wasserstein):
+            cometric = self.metric.evaluate(self.like)
+            return self._root_of(cometric._dense()) if type(cometric).sample is Cometric.sample else None
+        if self.metric.graph.nodes > LARGEST_DENSE:
             return None
         channels = self.like.shape[1] if isinstance(self.metric.reference, Tensor) else 1
         point = torch.ones(1, channels, *self.like.shape[2:], dtype=torch.float64, device=self.like.device)
-        values, vectors = torch.linalg.eigh(self.metric.evaluate(point).channel_matrices()[0].detach())
+        return self._root_of(self.metric.evaluate(point).channel_matrices()[0])
+
+    def _root_of(self, matrices: Tensor) -> Tensor:
+        """sigma times the symmetric root of each matrix."""
+        values, vectors = torch.linalg.eigh(matrices.detach())
         # Rounding must not give the kernel a variance: its root would be 1e-8, and noise would change the mass by that much.
         positive = torch.where(values > KERNEL * values.amax(-1, keepdim=True), values, 0.0)
-        root: Tensor = self.sigma * (vectors * positive.sqrt()[:, None]) @ vectors.mT
+        root: Tensor = self.sigma * (vectors * positive.sqrt()[..., None, :]) @ vectors.mT
         return root.to(self.like)
 
     @torch.no_grad()
