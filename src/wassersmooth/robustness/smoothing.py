@@ -43,8 +43,9 @@ class SmoothingNoise:
         if isinstance(self.metric, Euclidean):
             return None
         if not isinstance(self.metric, Wasserstein):
-            cometric = self.metric.evaluate(self.like)
-            return self._root_of(cometric._dense()) if type(cometric).sample is Cometric.sample else None
+            cometric = self.metric.evaluate(self.like.double())
+            dense = type(cometric).sample is Cometric.sample and self.like[0].numel() <= LARGEST_DENSE
+            return self._root_of(cometric.as_matrix()) if dense else None
         if self.metric.graph.nodes > LARGEST_DENSE:
             return None
         channels = self.like.shape[1] if isinstance(self.metric.reference, Tensor) else 1
