@@ -165,6 +165,31 @@ def test_an_expanded_buffer_is_restored() -> None:
     assert evaluate(Expanded(), images, labels, suite="quick").entries
 
 
+class Growing(nn.Module):
+    """Enlarges a buffer in place to the size of its first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("cache", torch.zeros(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not len(self.cache):
+            self.cache.resize_(4).fill_(1.0)
+        return self.linear(x.flatten(1) * self.cache)
+
+
+def test_a_buffer_that_a_pass_enlarges_is_restored() -> None:
+    model, images, labels = Growing(), torch.rand(2, 1, 2, 2), torch.tensor([0, 1])
+    attacks.FGSM(0.1)(model, images, labels)
+    evaluate(model, images, labels, suite="quick", seed=0)
+    assert model.cache.shape == (0,)
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    GradientPenalty(Euclidean(), 0.1, engine="forward_mode")(model, images, labels).total.backward()
+    assert model.cache.tolist() == [1.0] * 4
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_an_attack_does_not_spoil_the_backward_pass_of_an_earlier_forward_pass(training: bool) -> None:
     """As in TRADES: the clean outputs first, then an attack, then one backward pass of both."""

@@ -150,15 +150,18 @@ def preserve_state(model: nn.Module, device: torch.device, frozen: bool = True) 
         try:
             yield
         finally:
-            random_state.restore()
-            held.restore()
-            for buffer, saved in buffers:
-                # Through .data, which leaves the version counter alone: backward of an earlier pass still checks it.
-                target, values = writable_views(buffer.data, saved)
-                target.copy_(values)
             for module, training in modes:
                 module.training = training
             for parameter, flag in flags:
                 parameter.requires_grad_(flag)
             for parameter, gradient in gradients:
                 parameter.grad = gradient
+            random_state.restore()
+            held.restore()
+            for buffer, saved in buffers:
+                # Through .data, which leaves the version counter alone: backward of an earlier pass still checks it.
+                if buffer.shape != saved.shape:  # a cache that a pass has enlarged
+                    buffer.data = saved
+                    continue
+                target, values = writable_views(buffer.data, saved)
+                target.copy_(values)

@@ -142,6 +142,14 @@ def test_a_graph_is_a_value() -> None:
     assert copy.deepcopy(graph) == graph != ws.PixelGraph.grid(3, 5, 2)
 
 
+def test_a_copy_of_an_operator_is_the_same_operator() -> None:
+    x, v = (field.double().cpu() for field in fields(3, 5)[:2])
+    separate = ws.Wasserstein(ws.PixelGraph.grid(3, 5, 2, features=colors))
+    for metric in (separate, ws.Wasserstein(ws.PixelGraph.grid(3, 5, 2), channels="joined")):
+        cometric = metric.cometric(x)
+        assert_matches(copy.deepcopy(cometric).mv(v), cometric.mv(v), 1e-15)
+
+
 def test_refusals() -> None:
     x = fields(3, 5)[0].double().cpu()
     graph = ws.PixelGraph.grid(3, 5, 2, features=colors)

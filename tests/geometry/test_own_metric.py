@@ -148,14 +148,25 @@ def test_evaluate_and_certify(x: Tensor, device: str) -> None:
         found.l2()
 
 
-def test_certified_noise_is_that_of_the_metric(x: Tensor, device: str) -> None:
+def test_certified_noise_is_that_of_the_metric(x: Tensor, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from wassersmooth.robustness.smoothing import SmoothingNoise
 
     noise = torch.empty(20_000, 2, 4, 5, dtype=torch.float64, device=device)
-    SmoothingNoise(OWN, 2.0, x).fill(noise, [(0, len(noise), torch.Generator(device=device).manual_seed(0))])
+    drawn = SmoothingNoise(OWN, 2.0, x)
+    monkeypatch.setattr(OWN, "evaluate", None)  # the matrix is factored once, not for each batch of noise
+    drawn.fill(noise, [(0, len(noise), torch.Generator(device=device).manual_seed(0))])
     xi, L = to_numpy(noise.flatten(1)), 4 * matrix(x)
     spread = np.sqrt((np.outer(np.diag(L), np.diag(L)) + L**2) / len(xi))
     assert_within_standard_errors(xi.T @ xi / len(xi), L, spread)
+
+
+def test_calculus_of_a_metric_that_does_not_depend_on_the_image(x: Tensor, v: Tensor) -> None:
+    """Its derivatives in the image are zero, also where the metric does not say that it is constant."""
+    unsaid = copy.copy(OWN)
+    unsaid.__class__ = type("Unsaid", (type(OWN),), {"constant": False})
+    for derivative in (unsaid.derivative_mv(x, v, v), unsaid.derivative_quad(x, v, v), unsaid.grad_logdet(x)):
+        assert_matches(derivative, torch.zeros_like(x), 1e-15)
+    assert_matches(ws.calculus.christoffel(x, v, v, unsaid), torch.zeros_like(x), 1e-15)
 
 
 def test_calculus_of_a_metric_that_depends_on_the_image(x: Tensor, v: Tensor) -> None:

@@ -290,6 +290,18 @@ def test_norm_sq_is_the_graph_benamou_brenier_distance(device: str) -> None:
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
 
 
+def test_lengths_need_no_dense_matrix() -> None:
+    """A singular L knows its range from the components of the graph: for images too large for its eigenvectors, too."""
+    metric = ws.Wasserstein(ws.PixelGraph.grid(72, 64, radius=1))
+    x = torch.rand(1, 1, 72, 64, generator=torch.Generator().manual_seed(0)) + 0.5
+    assert x.numel() > LARGEST_DENSE
+    cometric = metric.cometric(x)
+    g = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    assert cometric.in_range(cometric.mv(g)).all()
+    assert not cometric.in_range(g).any()
+    assert_matches(cometric.norm_sq(cometric.mv(g)), to_numpy(cometric.quad(g)), 1e-4)
+
+
 # Log-determinant -----------------------------------------------------------------------------------------------------
 
 

@@ -125,6 +125,27 @@ def test_multi_head_attention_with_masks(need_weights, batch_first):
             assert_matches(received[1], expected[1], 1e-12)
 
 
+def test_products_whose_operands_are_named():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Parameter(uniform(4, 5)), nn.Parameter(uniform(5, 3))
+
+        def forward(self, x):
+            hidden = torch.mm(input=x.flatten(1), mat2=self.first).tanh()
+            return torch.matmul(hidden, other=self.second)
+
+    torch.manual_seed(0)
+    model, x, labels = Named(), uniform(2, 1, 2, 2) / 2, torch.tensor([0, 1])
+    received, expected = (
+        GradientPenalty(Euclidean(), 1.0, engine=engine)(model, x, labels).penalty
+        for engine in ("forward_mode", "double_backward")
+    )
+    assert_matches(received, expected.item(), 1e-12)
+    for mine, theirs in zip(*(torch.autograd.grad(p, list(model.parameters())) for p in (received, expected)), strict=True):
+        assert_matches(mine, theirs, 1e-10)
+
+
 def test_the_table_covers_what_is_known_to_be_wrong():
     for operator in (F.batch_norm, F.layer_norm, F.instance_norm, F.silu, F.softmax, F.scaled_dot_product_attention):
         assert operator in DECOMPOSITIONS

@@ -128,7 +128,16 @@ def test_attacks_and_evaluate_take_it() -> None:
     assert after < before
     report = ws.evaluate(smoothed, images(), labels, suite={"again": lambda model, x, y, generator: x})
     assert report.errors["again"] == 0
-    assert not [finding for finding in report.masking if finding.kind == "test_time_randomness"]
+    assert not [finding for finding in report.masking if finding.name == "test_time_randomness"]
+
+
+def test_the_noise_that_is_kept_is_small_and_follows_the_settings() -> None:
+    smoothed, many = ws.Smoothed(Linear(), METRIC, 0.3, samples=20), images().repeat(50, 1, 1, 1)
+    smoothed(many)
+    held = [tensor for tensor in vars(smoothed._noise[1]).values() if isinstance(tensor, Tensor)]
+    assert max(tensor.untyped_storage().nbytes() for tensor in held) < many.nbytes, "a view of the batch keeps all of it"
+    smoothed.sigma = 3.0
+    assert torch.equal(smoothed(images()), ws.Smoothed(smoothed.model, METRIC, 3.0, samples=20)(images()))
 
 
 def test_values_and_bad_input() -> None:

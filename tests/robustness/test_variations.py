@@ -111,6 +111,8 @@ def test_elastic_moves_by_the_given_length(seeded, device):
     assert abs(rows.item() - 1 / (4 * 2**0.5)) < 0.04  # the slope of noise smoothed with sigma 4
     assert torch.equal(moved, variations.elastic(images, 1.5, generator=seeded(0)))
     assert torch.equal(variations.elastic(images, 0.0), images)
+    rough, roughest = (variations.elastic(images, 1.5, smoothness, seeded(0)) for smoothness in (1e-100, 1e-200))
+    assert torch.equal(rough, roughest)
 
 
 def test_noise_has_its_size(seeded, device):

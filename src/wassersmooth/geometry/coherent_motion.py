@@ -135,7 +135,9 @@ class _Blurs(NamedTuple):
     @classmethod
     def of(cls, height: int, width: int, smoothness: float, like: Tensor) -> _Blurs:
         covariance = _covariance if is_fake(like) else _cached_covariance
-        tables = motion_ops.Tables(*(torch.zeros(2, n, n, dtype=torch.float32) for n in (height, width, height, width)))
+        tables = motion_ops.Tables(
+            *(torch.zeros(2, n, n, dtype=torch.float32, device="cpu") for n in (height, width, height, width))
+        )
         axes = []
         for (_, axis), (h, w) in _edge_grids(height, width).items():
             (rows, row_root), (columns, column_root) = covariance(h, smoothness), covariance(w, smoothness)
@@ -284,11 +286,11 @@ def _covariance(length: int, smoothness: float) -> tuple[Tensor, Tensor]:
     The Gaussian ends at four standard deviations; the noise continues beyond the line, so that the variance is 1 everywhere.
     """
     reach = math.ceil(_REACH * smoothness)
-    taps = torch.arange(-reach, reach + 1, dtype=torch.float64)
-    weights = torch.exp(-(taps / smoothness).square() / 2) if smoothness else torch.ones(1, dtype=torch.float64)
+    taps = torch.arange(-reach, reach + 1, dtype=torch.float64, device="cpu")
+    weights = torch.exp(-(taps / smoothness).square() / 2) if smoothness else torch.ones_like(taps)
     lags = torch.nn.functional.conv1d(weights[None, None], weights[None, None], padding=2 * reach)[0, 0, 2 * reach :]
     lags = torch.cat((lags / lags[0], lags.new_zeros(length)))
-    positions = torch.arange(length)
+    positions = torch.arange(length, device="cpu")
     covariance = lags[(positions[:, None] - positions).abs().clamp(max=2 * reach + 1)]
     values, vectors = torch.linalg.eigh(covariance)
     return covariance, vectors * values.clamp(min=0).sqrt() @ vectors.mT

@@ -10,7 +10,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -246,7 +246,7 @@ class PixelGraph:
         nodes = _checks.positive_integer("nodes", nodes)
         pairs = _checked_edges(nodes, edges)
         if weights is None:
-            return cls((nodes,), 0, "square", torch.ones(len(pairs), dtype=torch.float64), "constant", pairs)
+            return cls((nodes,), 0, "square", torch.ones(len(pairs), dtype=torch.float64, device="cpu"), "constant", pairs)
         if not isinstance(weights, Tensor):
             raise ValueError(
                 f"weights must be a tensor with one weight per edge; got {_checks.kind_of(weights)}; convert it with "
@@ -401,10 +401,12 @@ class PixelGraph:
         rows, columns = self.reach
         dy, dx = torch.tensor([o for o in self.edge_relations if not isinstance(o, EdgeList)], device="cpu").T
         relations = torch.zeros(2 * rows + 3, 2 * columns + 1, dtype=torch.int64, device="cpu")
-        relations[rows + 1 + dy, columns + dx] = relations[rows + 1 - dy, columns - dx] = torch.arange(1, len(dy) + 1)
+        relations[rows + 1 + dy, columns + dx] = relations[rows + 1 - dy, columns - dx] = torch.arange(
+            1, len(dy) + 1, device="cpu"
+        )
         inside = []
         for size, reach in ((self.height, rows + 1), (self.width, columns)):
-            neighbor = torch.arange(size)[:, None] + torch.arange(-reach, reach + 1)
+            neighbor = torch.arange(size, device="cpu")[:, None] + torch.arange(-reach, reach + 1, device="cpu")
             inside.append(((neighbor >= 0) & (neighbor < size)).double())
         places, length = dy * (2 * columns + 1) + columns + dx, 2 * columns + 1
         first = places + (rows + 1) * length
@@ -440,21 +442,18 @@ class PixelGraph:
         return Direct(self.edge_relations, self._weights_in_units(), *reach)  # type: ignore[arg-type]
 
     def __reduce__(self) -> tuple[Any, ...]:  # without the caches
-        return PixelGraph, (*self._key(), self.weights, self.weight_name, self.edges, self.features)
+        return type(self), tuple(getattr(self, one.name) for one in fields(self) if one.init)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PixelGraph:
         """Computed weights, such as ``log_weights.exp()``, are shared, since torch cannot deep-copy a non-leaf tensor."""
         weights = copy.deepcopy(self.weights, memo) if self.weights.is_leaf else self.weights
-        return PixelGraph(*self._key(), weights, self.weight_name, self.edges, self.features)
-
-    def _key(self) -> tuple[tuple[int, ...], int, Neighborhood]:
-        return self.shape, self.radius, self.neighborhood
+        return replace(self, weights=weights)
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, PixelGraph)
             and (self.shape, self.offsets, self.features) == (other.shape, other.offsets, other.features)
-            and (self.weights is other.weights or bool(torch.equal(self.weights, other.weights)))
+            and (self.weights is other.weights or bool(torch.equal(self.weights, other.weights.to(self.weights.device))))
             and (self.edges is None) == (other.edges is None)
             and (self.edges is None or other.edges is None or bool(torch.equal(self.edges, other.edges)))
         )
@@ -488,12 +487,12 @@ def _offsets(shape: tuple[int, ...], radius: int, neighborhood: Neighborhood) ->
 
 def _edges_of_offsets(shape: tuple[int, ...], offsets: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor]:
     """All pairs of nodes that the offsets join, and the number of the offset of each. # shape: (E, 2), (E,)"""
-    index, pairs, numbers = torch.arange(math.prod(shape)).reshape(shape), [], []
+    index, pairs, numbers = torch.arange(math.prod(shape), device="cpu").reshape(shape), [], []
     for number, offset in enumerate(offsets):
         first = index[tuple(slice(max(0, -o), size - max(0, o)) for o, size in zip(offset, shape, strict=True))]
         second = index[tuple(slice(max(0, o), size - max(0, -o)) for o, size in zip(offset, shape, strict=True))]
         pairs.append(torch.stack((first.flatten(), second.flatten()), 1))
-        numbers.append(torch.full((first.numel(),), number))
+        numbers.append(torch.full((first.numel(),), number, device="cpu"))
     return torch.cat(pairs), torch.cat(numbers)
 
 
@@ -548,7 +547,7 @@ def _checked_edges(nodes: int, received: object) -> Tensor:
         what = "every pair in both directions" if both else f"{tuple(ordered[counts > 1][0].tolist())} more than once"
         remedy = "keep edges[edges[:, 0] < edges[:, 1]]" if both else "take edges.sort(1).values.unique(dim=0)"
         raise ValueError(f"edges must have each pair once, in one direction; got {what}; {remedy}")
-    alone = torch.ones(nodes, dtype=torch.bool).index_fill(0, edges.flatten(), False)
+    alone = torch.ones(nodes, dtype=torch.bool, device="cpu").index_fill(0, edges.flatten(), False)
     if bool(alone.any()):
         raise ValueError(
             f"every node must have a neighbor; got node {int(alone.nonzero()[0])} without an edge ({int(alone.sum())} in all); "
@@ -591,7 +590,7 @@ def _relation_weights(
             f"weight must be a function {signature} of whole numbers; got {_checks.kind_of(weight)}, whose call failed "
             f"({_checks.first_line(error)}); give such a one"
         ) from error
-    weights = torch.tensor(found, dtype=torch.float64)
+    weights = torch.tensor(found, dtype=torch.float64, device="cpu")
     _checks.weights(weights, len(offsets))
     return weights, name
 

@@ -205,7 +205,7 @@ class GroundFit:
             axes = Figure(figsize=(4.0, 3.5), layout="constrained").subplots()
         offsets = [(0, *offset)[-2:] for offset in graph.offsets]
         rows, columns = (max(abs(offset[axis]) for offset in offsets) for axis in (0, 1))
-        picture = torch.full((2 * rows + 1, 2 * columns + 1), math.nan, dtype=torch.float64)
+        picture = torch.full((2 * rows + 1, 2 * columns + 1), math.nan, dtype=torch.float64, device="cpu")
         for (dy, dx), weight in zip(offsets, self.weights.tolist(), strict=True):
             picture[rows + dy, columns + dx] = picture[rows - dy, columns - dx] = weight
         extent = (-columns - 0.5, columns + 0.5, rows + 0.5, -rows - 0.5)
@@ -232,14 +232,14 @@ class GroundFit:
 class _Parameters:
     """The covariance is ``motion L_w(x) + white I``; the weights have a mean of 1."""
 
-    weights: Tensor  # float64 # shape: (R,)
+    weights: Tensor  # float64, on the CPU # shape: (R,)
     motion: float
     white: float
 
     @classmethod
     def start(cls, graph: PixelGraph, mean_square: float, mass: float | None, floor: float) -> _Parameters:
         """Half of the variance from each part, where a pixel of brightness 1/2 has half the variance of a white one."""
-        weights = graph.weights.detach().double()
+        weights = graph.weights.detach().cpu().double()
         weights = (weights / weights.mean()).clamp(min=LEAST_WEIGHT)
         white = max(mean_square / 2, floor)
         return cls(weights, white / mass if mass else mean_square, white)
@@ -294,8 +294,7 @@ class _At(NamedTuple):
         """The step that maximizes the minorant: half the logarithm of observed over expected squares."""
         weights = _log_step(self.gradient.weights, self.expected.weights)
         motion, white = (
-            float(_log_step(torch.tensor(g, dtype=torch.float64), torch.tensor(e, dtype=torch.float64)))
-            for g, e in zip(self.gradient[1:], self.expected[1:], strict=True)
+            float(_log_step(*weights.new_tensor([g, e]))) for g, e in zip(self.gradient[1:], self.expected[1:], strict=True)
         )
         return _Gradient(weights if fit_weights else torch.zeros_like(weights), motion, white)
 
@@ -506,14 +505,14 @@ class _Information(NamedTuple):
         curvature = -_curvature(likelihood, here)  # in the logarithms of weights, motion and white
         alive = here.weights > 10 * LEAST_WEIGHT
         # Directions in which the parameters may change: weights with a fixed sum, in units of their mean; motion and white.
-        directions = torch.zeros(count + 2, 0, dtype=torch.float64)
+        directions = curvature.new_zeros(count + 2, 0)
         which = alive.nonzero()[:, 0]
         if len(which) > 1:
-            contrasts = torch.linalg.svd(torch.ones(1, len(which), dtype=torch.float64)).Vh[1:].T
-            of_weights = torch.zeros(count + 2, contrasts.shape[1], dtype=torch.float64)
+            contrasts = torch.linalg.svd(curvature.new_ones(1, len(which))).Vh[1:].T
+            of_weights = curvature.new_zeros(count + 2, contrasts.shape[1])
             of_weights[which] = contrasts / here.weights[which, None]
             directions = torch.cat((directions, of_weights), 1)
-        scales = torch.zeros(count + 2, 2, dtype=torch.float64)
+        scales = curvature.new_zeros(count + 2, 2)
         scales[count, 0] = scales[count + 1, 1] = 1
         if mass is not None:
             scales = scales.sum(1, keepdim=True)
@@ -522,7 +521,7 @@ class _Information(NamedTuple):
         elif here.mass >= LARGEST_MASS * (1 - 1e-6):
             scales = scales[:, 1:]
         directions = torch.cat((directions, scales), 1)
-        nan = torch.full((count,), math.nan, dtype=torch.float64)
+        nan = curvature.new_full((count,), math.nan)
         factor, failed = torch.linalg.cholesky_ex(directions.T @ curvature @ directions)
         if bool(failed):
             return cls(nan, math.nan, math.nan)
@@ -539,13 +538,13 @@ def _curvature(likelihood: _Likelihood, here: _Parameters) -> Tensor:
     for k in range(count + 2):
         ends = []
         for sign in (1, -1):
-            factors = torch.ones(count + 2, dtype=torch.float64)
+            factors = here.weights.new_ones(count + 2)
             factors[k] = math.exp(sign * STEP)
             there = _Parameters(
                 here.weights * factors[:count], here.motion * float(factors[-2]), here.white * float(factors[-1])
             )
             gradient = likelihood.at(there).gradient
-            ends.append(torch.cat((gradient.weights, torch.tensor(gradient[1:], dtype=torch.float64))))
+            ends.append(torch.cat((gradient.weights, gradient.weights.new_tensor(gradient[1:]))))
         columns.append((ends[0] - ends[1]) / (2 * STEP))
     matrix = torch.stack(columns)
     return (matrix + matrix.T) / 2

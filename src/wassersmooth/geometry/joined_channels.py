@@ -40,7 +40,7 @@ class JoinedChannels(PixelGraph):
         pairs = tuple((c, d, float(matrix[c, d])) for c in range(channels) for d in range(c) if matrix[c, d] > 0)
         with torch.inference_mode(False), torch.no_grad():
             within, relation_of_edge = _edges(base)
-            every = torch.arange(nodes)
+            every = torch.arange(nodes, device="cpu")
             edges = [within + c * nodes for c in range(channels)]
             edges += [torch.stack((every + c * nodes, every + d * nodes), 1) for c, d, _ in pairs]
             numbers = relation_of_edge.to(base.weights.device)
@@ -83,7 +83,7 @@ def _edges(base: PixelGraph) -> tuple[Tensor, Tensor]:
     relation = base.edge_relations[0]
     if isinstance(relation, EdgeList):
         number = base.relation_of_edge
-        return relation.pairs, torch.arange(len(relation.pairs)) if number is None else number
-    index = torch.arange(base.nodes).reshape(base.height, base.width)
+        return relation.pairs, torch.arange(len(relation.pairs), device="cpu") if number is None else number
+    index = torch.arange(base.nodes, device="cpu").reshape(base.height, base.width)
     ends = [torch.stack([end.flatten() for end in edge_ends(index, relation)], 1) for relation in base.edge_relations]
-    return torch.cat(ends), torch.cat([torch.full((len(pairs),), k) for k, pairs in enumerate(ends)])
+    return torch.cat(ends), torch.cat([torch.full((len(pairs),), k, device="cpu") for k, pairs in enumerate(ends)])

@@ -157,18 +157,19 @@ def _lanczos_log(apply: Operator, start: Tensor, steps: int = 128) -> Tensor:
     """start' log(N) start by Gauss quadrature with full reorthogonalization. # shape: (B, C, H, W) -> (B, C)"""
     norm_sq = _dot(start, start)
     steps = min(steps, start[0, 0].numel())
-    basis = start.new_zeros(steps + 1, *start.shape)
-    basis[0] = _ratio(start, norm_sq.sqrt())
+    basis = start.new_zeros(*start.shape[:2], steps + 1, start[0, 0].numel())
+    basis[..., 0, :] = _ratio(start, norm_sq.sqrt()).flatten(2)
     alphas, betas = start.new_zeros(2, *start.shape[:2], steps)
     for k in range(steps):
-        w = apply(basis[k])
-        alphas[..., k] = _dot(basis[k], w)[..., 0, 0]
+        last, known = basis[..., k, :], basis[..., : k + 1, :]
+        w = apply(last.reshape(start.shape)).flatten(2)
+        alphas[..., k] = (last * w).sum(-1)
         for _ in range(2):  # twice is enough for orthogonality up to rounding
-            w = w - (_dot(basis[: k + 1], w) * basis[: k + 1]).sum(0)
-        beta = _dot(w, w).sqrt()
+            w = w - ((known @ w[..., None]).mT @ known)[..., 0, :]
+        beta = w.square().sum(-1, keepdim=True).sqrt()
         beta = torch.where(beta > 1e-10, beta, 0.0)  # the Krylov space is exhausted: the rest decouples
-        betas[..., k] = beta[..., 0, 0]
-        basis[k + 1] = _ratio(w, beta)
+        betas[..., k] = beta[..., 0]
+        basis[..., k + 1, :] = _ratio(w, beta)
     side = betas[..., :-1]
     tridiagonal = torch.diag_embed(alphas) + torch.diag_embed(side, 1) + torch.diag_embed(side, -1)
     nodes, vectors = torch.linalg.eigh(tridiagonal)

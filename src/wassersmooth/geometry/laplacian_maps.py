@@ -229,24 +229,24 @@ class _Tiling:
     """
 
     def __init__(self, graph: PixelGraph) -> None:
-        self.graph = graph
+        self.graph, self.stencil = graph, graph.stencil  # which is made anew for learned weights
         self.height, self.width = graph.height, graph.width
         # Sums in float64 need no tiles: they lose less than rounding v to float32 does.
-        side = max(32, 8 * graph.radius) if graph.stencil.integer_weights else max(self.height, self.width)
+        side = max(32, 8 * graph.radius) if self.stencil.integer_weights else max(self.height, self.width)
         self.rows, self.columns = -(-self.height // side), -(-self.width // side)  # rounded up
         self.single = self.rows == self.columns == 1
         self.tile_height, self.tile_width = -(-self.height // self.rows), -(-self.width // self.columns)
 
     def widen(self, field: Tensor) -> Tensor:
         """Use float64 unless the weights are integers: rounded weights do not sum to the rounded s, and the error remains."""
-        if self.graph.stencil.integer_weights:
+        if self.stencil.integer_weights:
             return field
         _checks.float64_on(field.device, "a graph whose weights are not constant")
         return field.double()
 
     def degrees(self, like: Tensor) -> Tensor:
         """s including the stencil's center, in tiles without halo."""
-        return self.core(self.cut((self.graph.degrees(like) + self.graph.stencil.center)[None, None]))
+        return self.core(self.cut((self.graph.degrees(like) + self.stencil.center)[None, None]))
 
     def sums(self, *fields: Tensor) -> tuple[Tensor, ...]:
         """The neighbor sum of each field, in tiles without halo.
@@ -255,14 +255,14 @@ class _Tiling:
         """
         bordered = not self.single
         if fields[0].is_cuda or fields[0].numel() <= _SMALL_FIELD:
-            return self.graph.stencil(torch.stack(fields), bordered).unbind()
-        return tuple(self.graph.stencil(field, bordered) for field in fields)
+            return self.stencil(torch.stack(fields), bordered).unbind()
+        return tuple(self.stencil(field, bordered) for field in fields)
 
     def cut(self, field: Tensor) -> Tensor:
         """Tiles with halo; zero outside the image."""
         if self.single:
             return field
-        above, left = self.graph.stencil.rows, self.graph.stencil.columns
+        above, left = self.stencil.rows, self.stencil.columns
         below = above + self.rows * self.tile_height - self.height
         right = left + self.columns * self.tile_width - self.width
         bands = F.pad(field, (left, right, above, below)).unfold(-2, self.tile_height + 2 * above, self.tile_height)
@@ -281,7 +281,7 @@ class _Tiling:
         """The tiles without their halo."""
         if self.single:
             return tiles
-        above, left = self.graph.stencil.rows, self.graph.stencil.columns
+        above, left = self.stencil.rows, self.stencil.columns
         return tiles[..., above : above + self.tile_height, left : left + self.tile_width]
 
     def join(self, cores: Tensor) -> Tensor:

@@ -75,11 +75,8 @@ class Metric(ABC):
         w, again = torch.zeros_like(v).requires_grad_(), torch.is_grad_enabled()
         with torch.enable_grad():
             point = _differentiable(x)
-            linear_in_w = torch.autograd.grad(
-                laplacian_maps.inner(w, self.evaluate(point).mv(v)).sum(), point, create_graph=True
-            )
-            (derivative,) = torch.autograd.grad(linear_in_w, w, (a,), create_graph=again)
-        return derivative
+            linear_in_w = _gradient(laplacian_maps.inner(w, self.evaluate(point).mv(v)).sum(), point, create_graph=True)
+            return _gradient(linear_in_w, w, again, a)
 
     def derivative_quad(self, x: Tensor, p: Tensor, q: Tensor) -> Tensor:
         """The covector ``p' (dL/dx_k) q`` at x, the adjoint of :meth:`derivative_mv` in a. # shape: as p"""
@@ -88,9 +85,7 @@ class Metric(ABC):
         again = torch.is_grad_enabled()
         with torch.enable_grad():
             point = _differentiable(x)
-            value = laplacian_maps.inner(p, self.evaluate(point).mv(q)).sum()
-            (derivative,) = torch.autograd.grad(value, point, create_graph=again)
-        return derivative
+            return _gradient(laplacian_maps.inner(p, self.evaluate(point).mv(q)).sum(), point, again)
 
     def divergence(self, x: Tensor) -> Tensor:
         """``sum_j dL_jk/dx_j``. # shape: as x"""
@@ -109,12 +104,19 @@ class Metric(ABC):
         again = torch.is_grad_enabled()
         with torch.enable_grad():
             point = _differentiable(x)
-            (gradient,) = torch.autograd.grad(self.evaluate(point).logdet().sum(), point, create_graph=again)
-        return gradient
+            return _gradient(self.evaluate(point).logdet().sum(), point, again)
 
 
 def _differentiable(x: Tensor) -> Tensor:
     return x if x.requires_grad else x.detach().requires_grad_()
+
+
+def _gradient(value: Tensor, point: Tensor, create_graph: bool, weights: Tensor | None = None) -> Tensor:
+    """The gradient of a value, or of a weighted sum of values; zero where it does not depend on the point."""
+    if not value.requires_grad:
+        return torch.zeros_like(point)
+    given: dict[str, bool] = {"create_graph": create_graph, "allow_unused": True, "materialize_grads": True}
+    return torch.autograd.grad(value, point, weights, **given)[0]
 
 
 def check_metric(received: object, purpose: str) -> None:
@@ -272,7 +274,7 @@ class Wasserstein(Metric):
             return self.graph
         if count in self._joined:
             return self._joined[count]
-        matrix = self.channels if isinstance(self.channels, Tensor) else torch.ones(count, count)
+        matrix = self.channels if isinstance(self.channels, Tensor) else torch.ones(count, count, device="cpu")
         made = JoinedChannels.of(self.graph, matrix)
         if not self.graph.weights.requires_grad and not visibility.tracing():  # learned weights may have changed
             self._joined[count] = made
@@ -299,7 +301,7 @@ class Wasserstein(Metric):
             )
         channels = len(self.reference) if isinstance(self.reference, Tensor) else 1
         shape = (1, channels, *self.graph.shape)
-        return math.sqrt(float(self.cometric(torch.ones(shape, dtype=torch.float64)).adjacent_resistance()))
+        return math.sqrt(float(self.cometric(torch.ones(shape, dtype=torch.float64, device="cpu")).adjacent_resistance()))
 
     def derivative_mv(self, x: Tensor, a: Tensor, v: Tensor) -> Tensor:
         """L is affine in x: its derivative along a is L(a) without the mass term."""

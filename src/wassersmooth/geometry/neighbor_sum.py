@@ -252,8 +252,8 @@ def _window_sum(padded: Tensor, dim: int, width: int) -> Tensor:
 
 def _band(size: int, weights: tuple[float, ...]) -> _Band:
     """The symmetric matrix of a one-dimensional weighted sum, zero outside the image. # shape: (size, size)"""
-    reach, positions, blocks = len(weights) - 1, torch.arange(size), []
-    by_distance = torch.tensor([*weights, *[0.0] * _BLOCK], dtype=torch.float64)
+    reach, positions, blocks = len(weights) - 1, torch.arange(size, device="cpu"), []
+    by_distance = torch.tensor([*weights, *[0.0] * _BLOCK], dtype=torch.float64, device="cpu")
     for rows in torch.split(positions, _BLOCK):
         start, stop = max(0, int(rows[0]) - reach), min(size, int(rows[-1]) + reach + 1)
         blocks.append((start, stop, by_distance[(rows[:, None] - positions[start:stop]).abs()]))

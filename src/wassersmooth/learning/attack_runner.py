@@ -42,7 +42,7 @@ def attacked_images(
     inner = unwrap(model)  # the wrapper's forward pass belongs to the step that is trained on
     before = RandomState(images.device)
     attack_generator = torch.Generator(device=images.device)
-    seed = int(torch.randint(2**62, ()))
+    seed = int(torch.randint(2**62, (), device="cpu"))
     attack_generator.manual_seed(seed)
     after = RandomState(images.device)
     before.restore()

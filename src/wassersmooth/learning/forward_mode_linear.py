@@ -34,7 +34,10 @@ def _affine_in_input(operator: Callable[..., Tensor]) -> Callable[..., Any]:
 def _bilinear(operator: Callable[..., Tensor]) -> Callable[..., Any]:
     """The rule of ``operator(a, b)`` where one of the two has a tangent."""
 
-    def rule(a: Tensor, b: Tensor) -> Any:
+    def rule(*operands: Tensor, **named: Any) -> Any:
+        if named or len(operands) != 2:  # a, b or out by name, each operator's own
+            return NotImplemented
+        a, b = operands
         a_tangent, b_tangent = _tangent(a), _tangent(b)
         if (a_tangent is None) == (b_tangent is None):
             return NotImplemented

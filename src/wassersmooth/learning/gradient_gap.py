@@ -280,7 +280,9 @@ def _finite(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _flat(gradients: dict[str, Tensor]) -> Tensor:
-    return torch.cat([g.flatten() for g in gradients.values()]) if gradients else torch.zeros(1, dtype=torch.float64)
+    return (
+        torch.cat([g.flatten() for g in gradients.values()]) if gradients else torch.zeros(1, dtype=torch.float64, device="cpu")
+    )
 
 
 def _ratio(error: float, size: float) -> float:

@@ -114,7 +114,7 @@ class Certificates:
         if not free:
             return radii
         white = Wasserstein(self.metric.graph, self.metric.scale, self.metric.mass, reference="ones")
-        point = torch.ones(1, 1, *self.metric.graph.shape, dtype=torch.float64)
+        point = torch.ones(1, 1, *self.metric.graph.shape, dtype=torch.float64, device="cpu")
         largest = float(white.cometric(point).diagonal().detach().max())
         return radii / (1 + radii * math.sqrt(largest) / 2).sqrt()
 
@@ -169,7 +169,7 @@ class Certificates:
             raise ValueError(f"radii must be at least 0; got {_checks.shown(radii)}")
         held = right & (self.in_unit(unit).double() >= asked[..., None])
         counts = held.sum(-1)
-        ends = torch.tensor([wilson(int(count), len(self)) for count in counts.flatten()], dtype=torch.float64)
+        ends = torch.tensor([wilson(int(count), len(self)) for count in counts.flatten()], dtype=torch.float64, device="cpu")
         low, high = ends.reshape(*counts.shape, 2).to(right.device).unbind(-1)
         return CertifiedAccuracy(100 * counts.double() / len(self), low, high)
 
@@ -207,7 +207,7 @@ class Certificates:
             raise ValueError(f"axes must be those of matplotlib; got {_checks.kind_of(axes)}; leave them out for new ones")
         values = self.in_unit(unit)
         top = float(values.max()) * 1.05 or 1.0
-        radii = torch.linspace(0, top, 200, dtype=torch.float64)
+        radii = torch.linspace(0, top, 200, dtype=torch.float64, device="cpu")
         curve = self.accuracy(labels, radii, unit)
         if axes is None:
             try:
@@ -380,7 +380,8 @@ class VoteCounter:
     @staticmethod
     def table(blocks: list[_Block]) -> Tensor:
         """Image, row of the votes, and number of used draws of each block. # shape: (3, blocks)"""
-        return torch.tensor([[b.image for b in blocks], [2 * b.image + b.stage for b in blocks], [b.used for b in blocks]])
+        rows = [b.image for b in blocks], [2 * b.image + b.stage for b in blocks], [b.used for b in blocks]
+        return torch.tensor(rows, device="cpu")
 
     def _eager_step(self, blocks: list[_Block]) -> None:
         """Classify the draws that are used, in parts of the batch size."""
@@ -402,7 +403,8 @@ class VoteCounter:
                 for _ in range(3):  # no draw of the table counts yet
                     self.whole_batch(table)
             torch.cuda.current_stream(self.images.device).wait_stream(stream)
-            with torch.cuda.graph(graph):
+            # On the stream of the images: that of the current device would capture nothing if they are on another one.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self.whole_batch(table)
         except RuntimeError as error:
             torch.cuda.synchronize(self.images.device)

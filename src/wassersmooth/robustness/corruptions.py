@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wassersmooth import _checks
+from wassersmooth.precision import without_tf32
 from wassersmooth.robustness.jpeg import jpeg
 from wassersmooth.robustness.noise import gaussian_noise
 
@@ -52,7 +53,7 @@ def corrupt(images: Tensor, kind: Corruption, severity: int, generator: torch.Ge
         "pixelate": _pixelate,
         "jpeg": lambda x, quality: jpeg(x, int(quality)),
     }
-    with torch.autocast(images.device.type, enabled=False):  # it would round by many gray levels
+    with torch.autocast(images.device.type, enabled=False), without_tf32(images):  # they would round by gray levels
         return corruptions[kind](images, parameter).clamp(0, 1)
 
 
@@ -95,7 +96,7 @@ def _pixelate(images: Tensor, factor: float) -> Tensor:
 def _box_resampling(new_size: int, size: int) -> Tensor:
     """The matrix that averages, for each new pixel, the old ones whose centers it covers. # shape: (new_size, size)"""
     ratio = size / new_size
-    center = (torch.arange(new_size, dtype=torch.float64)[:, None] + 0.5) * ratio
-    distance = (torch.arange(size, dtype=torch.float64) + 0.5 - center) / max(ratio, 1.0)
+    center = (torch.arange(new_size, dtype=torch.float64, device="cpu")[:, None] + 0.5) * ratio
+    distance = (torch.arange(size, dtype=torch.float64, device="cpu") + 0.5 - center) / max(ratio, 1.0)
     weights = ((distance > -0.5) & (distance <= 0.5)).double()
     return weights / weights.sum(1, keepdim=True)

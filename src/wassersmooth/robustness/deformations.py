@@ -49,7 +49,7 @@ def _blur_matrix(size: int, smoothness: float, device: torch.device) -> Tensor:
     margin = math.ceil(4 * smoothness)
     positions = torch.arange(size + 2 * margin, dtype=torch.float64, device=device)
     distance = positions - margin - torch.arange(size, dtype=torch.float64, device=device)[:, None]
-    weights = torch.exp(-distance.square() / (2 * smoothness * smoothness)) * (distance.abs() <= margin)
+    weights = torch.exp(-(distance / smoothness).square() / 2) * (distance.abs() <= margin)  # its square may underflow
     return weights / weights.sum(1, keepdim=True)
 
 

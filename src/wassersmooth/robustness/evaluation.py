@@ -208,7 +208,7 @@ class _Evaluation:
 
     def _as_given(self, values: Tensor) -> Tensor:
         """Values of the first images, in the order in which the images were given; False for the others. # shape: (B,) bool"""
-        found = torch.zeros(len(self.measurement.order), dtype=torch.bool)
+        found = torch.zeros(len(self.measurement.order), dtype=torch.bool, device="cpu")
         found[self.measurement.order[: len(values)]] = values
         return found
 
@@ -224,7 +224,7 @@ class _Evaluation:
         if isinstance(perturb, AutoAttack):
             limit = min(limit, self.autoattack_images)
         safe = perturb if isinstance(perturb, Attack | Variation) else _guarded(name, perturb)
-        standing = torch.zeros(len(self.measurement.images), dtype=torch.bool)
+        standing = torch.zeros(len(self.measurement.images), dtype=torch.bool, device="cpu")
         standing[:limit] = True
         for wrong in fallen.values():
             standing[:limit] &= ~wrong[:limit]
@@ -232,7 +232,7 @@ class _Evaluation:
         def measure() -> Tensor:
             began = time.perf_counter()
             wrong = ~standing[:limit]
-            found, kept = torch.zeros(0, dtype=torch.bool), None
+            found, kept = torch.zeros(0, dtype=torch.bool, device="cpu"), None
             if standing.any():
                 found, kept = self.measurement.perturbed(name, safe, standing, self.keep_images)
             wrong[standing[:limit]] = found

@@ -45,7 +45,7 @@ def _bisected(k: Tensor, n: float, alpha: float) -> Tensor:
     """:func:`binomial_lower` of counts in a column. # shape: (counts, 1) -> (counts,)"""
     log_choose = math.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
     # Terms fall from j = k on, since p <= k / n; beyond 10 standard deviations of the count they are far below rounding.
-    further = torch.arange(min(int(n), int(5 * math.sqrt(n)) + 50), dtype=torch.float64)
+    further = torch.arange(min(int(n), int(5 * math.sqrt(n)) + 50), dtype=torch.float64, device="cpu")
     steps = ((n - k - further).clamp(min=0) / (k + further + 1)).log().cumsum(1)  # log of t_(k+1+j) / t_k, without p
     low, high = torch.zeros_like(k), k / n
     target = math.log(alpha) - 1e-9 - 4 * EPSILON * math.lgamma(n + 1)  # the terms of log_choose are the largest numbers here
@@ -66,7 +66,7 @@ def bootstrap(values: Tensor, generator: torch.Generator | None = None, resample
     sample = values.detach().cpu().double()
     device = "cpu" if generator is None else generator.device
     draws = torch.randint(0, len(sample), (resamples, len(sample)), device=device, generator=generator).cpu()
-    low, high = torch.quantile(sample[draws].mean(1), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    low, high = torch.quantile(sample[draws].mean(1), sample.new_tensor([0.025, 0.975])).tolist()
     return low, high
 
 

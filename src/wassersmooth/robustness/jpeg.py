@@ -64,7 +64,7 @@ def _compress(planes: Tensor, table: tuple[int, ...], quality: int) -> Tensor:
 
 def _cosine_transform(like: Tensor) -> Tensor:
     """The orthonormal cosine transform of 8 numbers. # shape: (8, 8)"""
-    k, n = torch.meshgrid(*[torch.arange(8, dtype=torch.float64)] * 2, indexing="ij")
+    k, n = torch.meshgrid(*[torch.arange(8, dtype=torch.float64, device=like.device)] * 2, indexing="ij")
     matrix = 0.5 * torch.cos(math.pi * (2 * n + 1) * k / 16)
     matrix[0] *= math.sqrt(0.5)
     return matrix.to(like)

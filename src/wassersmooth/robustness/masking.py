@@ -219,7 +219,7 @@ class MaskingChecks:
 
     def _noise(self, levels: int) -> Tensor:
         """Which images are misclassified under any of several draws of random signs."""
-        wrong = torch.zeros(self.count, dtype=torch.bool)
+        wrong = torch.zeros(self.count, dtype=torch.bool, device="cpu")
         for draw in range(NOISE_DRAWS):
             wrong |= self.measurement.misclassified(f"noise {levels} {draw}", _sign_noise(levels / 255), self.count)
         name = f"noise_best_of_{NOISE_DRAWS}_{levels}_pixel"

@@ -40,7 +40,8 @@ class Measurement:
     def __init__(self, model: nn.Module, images: Tensor, labels: Tensor, seed: int, device: torch.device | None = None) -> None:
         self.model, self.seed = model, seed
         self.between_batches: Callable[[int, int], None] = lambda done, total: None
-        self.order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+        shuffled = torch.Generator("cpu").manual_seed(seed)
+        self.order = torch.randperm(len(images), device="cpu", generator=shuffled)
         order = self.order.to(images.device)
         self.images, self.labels = images.detach()[order], labels.detach()[order]
         self.device = images.device if device is None else device

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from wassersmooth import _checks, _model_checks
-from wassersmooth.geometry.cometric import LARGEST_DENSE
+from wassersmooth.geometry.cometric import LARGEST_DENSE, Cometric
 from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
 from wassersmooth.model_state import call_model
 from wassersmooth.precision import without_tf32
@@ -32,19 +32,32 @@ class SmoothingNoise:
     def __init__(self, metric: Metric, sigma: float, images: Tensor) -> None:
         self.metric, self.sigma = constant_metric(metric), sigma
         self.uniform = isinstance(metric, Wasserstein) and metric.uniform
-        self.like = images.detach()[:1].contiguous()
+        self.like = images.detach()[:1].clone(memory_format=torch.contiguous_format)  # a view would hold the whole batch
         self.root = self._root()
 
     def _root(self) -> Tensor | None:
-        """sigma L^(1/2) of each channel; None where it is the identity, or too large. # shape: (C or 1, HW, HW)"""
-        if not isinstance(self.metric, Wasserstein) or self.metric.graph.nodes > LARGEST_DENSE:
+        """sigma L^(1/2) of each channel, or of a whole image; None where noise is drawn without it.
+
+        # shape: (C or 1, HW, HW), or (1, CHW, CHW)
+        """
+        if isinstance(self.metric, Euclidean):
+            return None
+        if not isinstance(self.metric, Wasserstein):
+            cometric = self.metric.evaluate(self.like.double())
+            dense = type(cometric).sample is Cometric.sample and self.like[0].numel() <= LARGEST_DENSE
+            return self._root_of(cometric.as_matrix()) if dense else None
+        if self.metric.graph.nodes > LARGEST_DENSE:
             return None
         channels = self.like.shape[1] if isinstance(self.metric.reference, Tensor) else 1
         point = torch.ones(1, channels, *self.like.shape[2:], dtype=torch.float64, device=self.like.device)
-        values, vectors = torch.linalg.eigh(self.metric.evaluate(point).channel_matrices()[0].detach())
+        return self._root_of(self.metric.evaluate(point).channel_matrices()[0])
+
+    def _root_of(self, matrices: Tensor) -> Tensor:
+        """sigma times the symmetric root of each matrix."""
+        values, vectors = torch.linalg.eigh(matrices.detach())
         # Rounding must not give the kernel a variance: its root would be 1e-8, and noise would change the mass by that much.
         positive = torch.where(values > KERNEL * values.amax(-1, keepdim=True), values, 0.0)
-        root: Tensor = self.sigma * (vectors * positive.sqrt()[:, None]) @ vectors.mT
+        root: Tensor = self.sigma * (vectors * positive.sqrt()[..., None, :]) @ vectors.mT
         return root.to(self.like)
 
     @torch.no_grad()
@@ -152,7 +165,7 @@ class Smoothed(nn.Module):
         self.samples = _checks.positive_integer("samples", samples)
         self.batch_size = _checks.positive_integer("batch_size", batch_size)
         self.seed = _checks.seed(seed, "None draws other noise in every call")
-        self._noise: SmoothingNoise | None = None
+        self._noise: tuple[tuple[object, ...], SmoothingNoise] | None = None  # and what it is for
 
     def forward(self, images: Tensor) -> Tensor:
         constant_metric(self.metric).check(images)
@@ -162,7 +175,7 @@ class Smoothed(nn.Module):
         per_pass = max(1, self.batch_size // len(images))
         generator = torch.Generator(images.device)
         if self.seed is None:
-            generator.manual_seed(int(torch.randint(2**62, ())))
+            generator.manual_seed(int(torch.randint(2**62, (), device="cpu")))
         else:
             generator.manual_seed(self.seed)
         for start in range(0, self.samples, per_pass):
@@ -187,14 +200,10 @@ class Smoothed(nn.Module):
         return votes.reshape(len(images), len(xi), -1).sum(1).to(images.dtype)
 
     def _noise_like(self, images: Tensor) -> SmoothingNoise:
-        known = self._noise
-        if known is None or (known.like.shape[1:], known.like.dtype, known.like.device) != (
-            images.shape[1:],
-            images.dtype,
-            images.device,
-        ):
-            known = self._noise = SmoothingNoise(self.metric, self.sigma, images)
-        return known
+        key = (self.metric, self.sigma, images.shape[1:], images.dtype, images.device)
+        if self._noise is None or self._noise[0] != key:
+            self._noise = key, SmoothingNoise(self.metric, self.sigma, images)
+        return self._noise[1]
 
     def extra_repr(self) -> str:
         return f"metric={self.metric!r}, sigma={_checks.format_number(self.sigma)}, samples={self.samples}, seed={self.seed}"

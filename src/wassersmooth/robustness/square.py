@@ -211,8 +211,8 @@ def bump(side: int) -> Tensor:
 def _cone(height: int, width: int) -> Tensor:
     """Nested squares of decreasing weight around the middle; of length 1. # shape: (height, width)"""
     levels = max(height, width) // 2 + 1
-    weights = torch.arange(1, levels + 1, dtype=torch.float64).pow(-2).flip(0).cumsum(0).flip(0)
-    down, right = ((torch.arange(size) - size // 2).abs() for size in (height, width))
+    weights = torch.arange(1, levels + 1, dtype=torch.float64, device="cpu").pow(-2).flip(0).cumsum(0).flip(0)
+    down, right = ((torch.arange(size, device="cpu") - size // 2).abs() for size in (height, width))
     cone = weights[torch.maximum(down[:, None], right[None, :])]
     return cone / length(cone[None], "l2") if height else cone
 
