@@ -98,6 +98,19 @@ def non_negative_number(name: str, received: object, remedy: str = "", most: flo
     return number  # type: ignore[no-any-return]
 
 
+def refuse_gray_levels(epsilon: float) -> None:
+    """Refuse an L-infinity epsilon above 1 in pixel units: 1 already allows every image, so it must be meant in gray levels."""
+    if epsilon > 1:
+        raise ValueError(f"epsilon must be at most 1 in pixel units; got {epsilon:g}; write {epsilon:g}/255 for gray levels")
+
+
+def pixel_epsilon(received: object) -> float:
+    """Check an L-infinity epsilon in pixel units, and return it as a Python number."""
+    epsilon = non_negative_number("epsilon", received, "an epsilon is a number in pixel units: 8/255 in [0, 1], not 8")
+    refuse_gray_levels(epsilon)
+    return epsilon
+
+
 def generator(received: object) -> None:
     """Check a random generator; a seed is not one."""
     if received is not None and not isinstance(received, torch.Generator):
@@ -304,9 +317,13 @@ def strength(name: str, received: object) -> None:
 def metric(received: object) -> None:
     """Check that an object has a ``cometric`` method."""
     if isinstance(received, type) or not callable(getattr(received, "cometric", None)):
+        if isinstance(received, type):
+            remedy = "call it"
+        else:
+            graph = hasattr(received, "node_volumes")
+            remedy = "wrap the graph as Wasserstein(graph)" if graph else "use Euclidean() if in doubt"
         raise ValueError(
-            f"metric must be a metric such as Euclidean() or Wasserstein(graph); got {kind_of(received)}; "
-            "a PixelGraph is wrapped as Wasserstein(graph)"
+            f"metric must be a metric such as Euclidean() or Wasserstein(graph); got {kind_of(received)}; {remedy}"
         )
 
 

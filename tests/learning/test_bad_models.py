@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -234,6 +236,25 @@ def test_a_class_is_no_metric(objective) -> None:
     with pytest.raises(ValueError, match=r"metric must be .*Wasserstein\(") as caught:
         objective(ws.Wasserstein, 0.3)
     assert "ABCMeta" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("euclidean", "got str; use Euclidean() if in doubt"),
+        (ws.PixelGraph.grid(8, 8, 1), "got PixelGraph; wrap the graph as Wasserstein(graph)"),
+        (ws.Euclidean, "got the class Euclidean itself; call it"),
+    ],
+    ids=["name", "graph", "class"],
+)
+def test_what_is_given_for_a_metric_has_its_own_remedy(given, remedy) -> None:
+    with pytest.raises(ValueError, match=re.escape(remedy) + "$"):
+        ws.GradientPenalty(given, 0.3)
+
+
+def test_fast_gradients_say_that_the_objective_comes_first() -> None:
+    with pytest.raises(ValueError, match=r"got Linear, .*; give the objective first, then the model$"):
+        ws.FastGradients(nn.Linear(3, 2), ws.Plain())
 
 
 ASKING = [*OBJECTIVES, ws.AdversarialTraining(ws.attacks.FGSM(0.1)), ws.attacks.FGSM(0.1), ws.attacks.Square(0.1, 5)]

@@ -122,6 +122,7 @@ def test_only_the_first_batches_are_read() -> None:
         ({"loader": []}, "at least one batch"),
         ({"epsilon": 0}, "epsilon must be positive"),
         ({"epsilon": -1}, "epsilon must be"),
+        ({"epsilon": 8}, "epsilon must be at most 1 in pixel units; got 8; write 8/255"),
         ({"epsilon": 10 * LARGEST_STRENGTH}, "epsilon must be"),
         ({"batches": 0}, "batches must be"),
         ({"loader": [(math.nan * batch()[0], batch()[1])]}, "finite"),

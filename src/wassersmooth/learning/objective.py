@@ -77,9 +77,10 @@ class Objective(ABC):
 
 def no_fast_gradients(received: object) -> ValueError:
     """The error for an objective that cannot be compiled."""
+    remedy = "give the objective first, then the model" if isinstance(received, nn.Module) else "call the objective"
     return ValueError(
         f"objective must describe its step by step_spec(); got {_checks.kind_of(received)}, which has no fast gradients; "
-        "call the objective"
+        f"{remedy}"
     )
 
 

@@ -132,6 +132,4 @@ class LossAtPairs:
 def _check_around(penalty: object, epsilon: float) -> None:
     if not isinstance(penalty, GradientPenalty):
         raise ValueError(f"penalty must be a GradientPenalty; got {type(penalty).__name__}; make one of its metric and eta")
-    _checks.non_negative_number("epsilon", epsilon, "an epsilon is a number in pixel units: 8/255 in [0, 1], not 8")
-    if epsilon > 1:
-        raise ValueError(f"epsilon must be at most 1 in pixel units; got {epsilon:g}; write {epsilon:g}/255 for gray levels")
+    _checks.pixel_epsilon(epsilon)

@@ -44,7 +44,7 @@ def suggest_eta(
         got = _checks.kind_of(objective)
         raise ValueError(f"objective must be a GradientPenalty, whose eta is suggested; got {got}; other strengths: sweep them")
     _model_checks.module(model)
-    epsilon = _checks.non_negative_number("epsilon", epsilon)
+    epsilon = _checks.pixel_epsilon(epsilon)
     if not epsilon:
         raise ValueError("epsilon must be positive, the size of an attack; got 0; without attacks to withstand use ws.Plain()")
     batches = _checks.positive_integer("batches", batches)

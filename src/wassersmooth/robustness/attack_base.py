@@ -128,12 +128,6 @@ def check_step_sizes(epsilon: float, step: float, iterations: int) -> None:
         raise ValueError(f"step must be positive, or the attack does not move; got 0 with epsilon={epsilon:g}; try epsilon / 4")
 
 
-def refuse_gray_levels(epsilon: float) -> None:
-    """Refuse an L-infinity epsilon above 1 in pixel units: 1 already allows every image, so it must be meant in gray levels."""
-    if epsilon > 1:
-        raise ValueError(f"epsilon must be at most 1 in pixel units; got {epsilon:g}; write {epsilon:g}/255 for gray levels")
-
-
 def _as_written(value: object) -> str:
     """The shortest text that reads back as exactly this float: a decimal, or below 1 a number of gray levels over 255."""
     if not isinstance(value, float):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from wassersmooth import _checks
 from wassersmooth.robustness.apgd import APGD
-from wassersmooth.robustness.attack_base import Attack, refuse_gray_levels
+from wassersmooth.robustness.attack_base import Attack
 from wassersmooth.robustness.balls import NORMS, Norm
 from wassersmooth.robustness.fab import FAB
 from wassersmooth.robustness.model_queries import likeliest_wrong_classes, scores
@@ -53,7 +53,7 @@ class AutoAttack(Attack):
         _checks.non_negative_number("epsilon", self.epsilon)
         _checks.choice("norm", self.norm, NORMS)
         if self.norm == "linf":
-            refuse_gray_levels(self.epsilon)
+            _checks.refuse_gray_levels(self.epsilon)
         _checks.choice("version", self.version, VERSIONS)
         if self.targeted:
             raise ValueError("AutoAttack has no targeted form; use PGD(..., targeted=True)")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from wassersmooth import _checks
 from wassersmooth.normalized import find_units
 from wassersmooth.robustness import balls
-from wassersmooth.robustness.attack_base import Attack, LabelAttack, check_step_sizes, refuse_gray_levels
+from wassersmooth.robustness.attack_base import Attack, LabelAttack, check_step_sizes
 from wassersmooth.robustness.balls import NORMS, Norm
 from wassersmooth.robustness.model_queries import AttackLoss, check_loss, likeliest_wrong_classes, loss_per_image, scores
 
@@ -43,7 +43,7 @@ class IFGSM(LabelAttack):
         check_step_sizes(self.epsilon, self.step, self.iterations)
         _checks.choice("units", self.units, UNITS)
         if self.units == "pixel":
-            refuse_gray_levels(self.epsilon)
+            _checks.refuse_gray_levels(self.epsilon)
 
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         pixel = self.units == "pixel"
@@ -107,7 +107,7 @@ class PGD(LabelAttack):
         check_step_sizes(self.epsilon, self.step, self.iterations)
         _checks.choice("norm", self.norm, NORMS)
         if self.norm == "linf":
-            refuse_gray_levels(self.epsilon)
+            _checks.refuse_gray_levels(self.epsilon)
         _checks.choice("random_start", self.random_start, (False, True))
         _checks.positive_integer("restarts", self.restarts)
         check_loss(self.loss)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from wassersmooth import _checks
 from wassersmooth.geometry.randomness import random_signs, uniform
 from wassersmooth.model_state import call_model
-from wassersmooth.robustness.attack_base import Attack, refuse_gray_levels
+from wassersmooth.robustness.attack_base import Attack
 from wassersmooth.robustness.balls import NORMS, Norm, length, per_image, scaled_to_unit_l2
 from wassersmooth.robustness.model_queries import loss_per_image, scores
 from wassersmooth.robustness.packed_search import Search, StandingImages, State, keep
@@ -49,7 +49,7 @@ class Square(Attack):
         _checks.non_negative_number("epsilon", self.epsilon)
         _checks.choice("norm", self.norm, NORMS)
         if self.norm == "linf":
-            refuse_gray_levels(self.epsilon)
+            _checks.refuse_gray_levels(self.epsilon)
         _checks.positive_integer("queries", self.queries)
         _checks.non_negative_number("start_share", self.start_share)
         if not 0 < self.start_share <= 1:

@@ -38,8 +38,8 @@ def nothing_to_train(model: nn.Module) -> ValueError:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return ValueError("nothing is trained: got no parameter that requires grad; use model.requires_grad_(True)")
     return ValueError(
-        "the loss depends on no parameter in a way that can be differentiated; look for .detach(), torch.no_grad() or rounding "
-        "in the model"
+        "the loss must depend on a parameter in a way that can be differentiated; got a gradient for none; look for .detach(), "
+        "torch.no_grad() or rounding in the model"
     )
 
 
