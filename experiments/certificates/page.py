@@ -338,7 +338,7 @@ def curves_png(found: Sequence[Certified], labels: Mapping[str, str]) -> bytes:
         axes.spines[["top", "right"]].set_visible(False)
         if axes.lines:
             axes.legend(frameon=False, fontsize=8)
-    return figures.to_png(drawing, 150)
+    return figures.to_chart_png(drawing, 150)
 
 
 def _draw(axes: Any, found: Sequence[Certified], unit: str) -> None:

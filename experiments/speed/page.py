@@ -109,7 +109,7 @@ def step_time_png(report: BenchReport) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     title = f"{report['settings']['network']}, batch {report['settings']['batch']}, {report['hardware']}"
     axes.set_title(title, loc="left", fontsize=10, parse_math=False)
-    return figures.to_png(figure, 150)
+    return figures.to_chart_png(figure, 150)
 
 
 def _apart(places: dict[str, float], distance: float) -> dict[str, float]:

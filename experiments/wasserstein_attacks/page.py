@@ -221,4 +221,4 @@ def picture(rows: Sequence[Row]) -> bytes:
             axes.set_ylabel("robust accuracy, %")
             named = axes.get_legend_handles_labels()
     drawing.legend(*named, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    return figures.to_png(drawing, 130)
+    return figures.to_chart_png(drawing, 130)
