@@ -34,8 +34,8 @@ from wassersmooth.study.tables import escape_markdown as escape
 
 FLIPPED = "label changes along a translation by up to 16 pixels to both sides, mean of both axes"
 QUESTIONS = (
-    "Differences in points, first minus second, so negative is better. Helps and hurts mean beyond chance, at 5 % for a whole "
-    "sentence (Holm)."
+    "Differences in points, first minus second, so negative is better. Improves and worsens mean beyond chance, at 5 % for a "
+    "whole sentence (Holm)."
 )
 GOALS = (
     "What a penalty on the gradient, which makes no adversarial example, was hoped to reach. Differences are those of the test "

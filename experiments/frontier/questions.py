@@ -276,9 +276,9 @@ def _kept(variant: Variant) -> str:
 
 def _verdict(found: dict[str, Difference], uncertainty: Uncertainty) -> str:
     clear = all_clear({name: gap for name, gap in found.items() if name not in UNSEEDED & uncertainty.from_images})
-    helps = [_label(name) for name in found if name in clear and clear[name].mean < 0]
-    hurts = [_label(name) for name in found if name in clear and clear[name].mean > 0]
-    parts = [f"helps with {listed(helps)}"] * bool(helps) + [f"hurts with {listed(hurts)}"] * bool(hurts)
+    better = [_label(name) for name in found if name in clear and clear[name].mean < 0]
+    worse = [_label(name) for name in found if name in clear and clear[name].mean > 0]
+    parts = [f"improves {listed(better)}"] * bool(better) + [f"worsens {listed(worse)}"] * bool(worse)
     return " and ".join(parts) or "shows no difference beyond chance"
 
 

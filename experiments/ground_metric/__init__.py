@@ -1,1 +1,1 @@
-"""Which geometry natural variations have, and whether training in it helps."""
+"""Which geometry shifts, rotations and deformations have, and whether training in it helps."""

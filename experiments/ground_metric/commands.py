@@ -58,7 +58,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Fit(Where):
-    """Fits every candidate to natural pairs, and scores it on held-out pairs. On a CPU: about a minute a row.
+    """Fits every candidate to pairs of moved images, and scores it on held-out pairs. On a CPU: about a minute a row.
 
     python -m experiments.ground_metric fit
 
@@ -178,7 +178,7 @@ class Render:
 
 PROGRAM = Program(
     "python -m experiments.ground_metric",
-    "Which geometry natural variations of images have, and whether training in it helps.\n"
+    "Which geometry shifts, rotations and deformations have, and whether training in it helps.\n"
     "experiments/ground_metric/README.md has the commands from the first fit to the page.\n",
     {"fit": Fit, "train": Train, "merge": Merge, "render": Render},
 )

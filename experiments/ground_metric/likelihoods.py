@@ -1,4 +1,4 @@
-"""Held-out likelihoods of natural pairs under every candidate: which geometry natural variations have."""
+"""Held-out likelihoods of pairs of moved images under every candidate."""
 
 from __future__ import annotations
 

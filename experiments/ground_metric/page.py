@@ -49,8 +49,8 @@ def write_page(folder: Path, likelihoods: str, training: str) -> Path:
     fitted = [Fitted(dataset, mine) for dataset in DATASETS if (mine := [row for row in fits if row["dataset"] == dataset])]
     trained = [row for row in stored_rows.read_trained(folder / training) if not row.get("diverged")]
     trainings = Trained.of_rows(trained)
-    lines = ["# A ground metric from natural pairs, and whether it helps", "", *_in_short(fitted, trainings)]
-    lines += ["## Which geometry natural variations have", "", *_likelihood_head(fits)]
+    lines = ["# A ground metric from moved images, and whether it helps", "", *_in_short(fitted, trainings)]
+    lines += ["## Which geometry motions have", "", *_likelihood_head(fits)]
     for of in fitted:
         lines += [f"### {DATASETS[of.dataset]}", "", *_likelihood_table(of), "", *_verdicts(of), ""]
     durable.write(folder / "likelihoods.png", _likelihood_figure(fitted))

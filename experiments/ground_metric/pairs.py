@@ -1,4 +1,4 @@
-"""Natural pairs: an image and the same image moved a little, as crops so small that every likelihood is exact."""
+"""Pairs: an image and the same image moved a little, as crops so small that every likelihood is exact."""
 
 from __future__ import annotations
 

@@ -370,32 +370,32 @@ def test_further_seeds_without_validation_errors_leave_the_choice_as_it_was(tmp_
     [
         (
             "image",
-            [r"^With radius 2, the dependence on the image helps with pixel 8/255.*: at equal clean error .*1 to 2 seeds"],
+            [r"^With radius 2, the dependence on the image improves pixel 8/255.*: at equal clean error .*1 to 2 seeds"],
         ),
-        ("mass", [r"^A mass term of 0\.25 at radius 2 helps with .*several targets -[23]\.\d ± 0\.\d"]),
+        ("mass", [r"^A mass term of 0\.25 at radius 2 improves .*several targets -[23]\.\d ± 0\.\d"]),
         ("radius", ["^Radius 8 in place of 2 shows no difference beyond chance: at equal clean error"]),
         (
             "laplacian",
             [
-                r"^With radius 2, the Laplacian term hurts with .*: at equal strength .3 regularizers.*several targets \+3\.\d",
-                r"^With radius 2, the Laplacian term hurts with .*: at equal clean .*several targets \+[23]\.\d",
+                r"^With radius 2, the Laplacian term worsens .*: at equal strength .3 regularizers.*several targets \+3\.\d",
+                r"^With radius 2, the Laplacian term worsens .*: at equal clean .*several targets \+[23]\.\d",
             ],
         ),
         (
             "activation",
             [
-                "^Penalties: relu in place of softplus hurts with clean, .*: at equal strength .2 regularizers",
-                "^Penalties: relu in place of softplus hurts .*at equal clean",
-                "^The plain network: relu in place of softplus hurts .*: at equal strength .1 regularizer;",
+                "^Penalties: relu in place of softplus worsens clean, .*: at equal strength .2 regularizers",
+                "^Penalties: relu in place of softplus worsens .*at equal clean",
+                "^The plain network: relu in place of softplus worsens .*: at equal strength .1 regularizer;",
             ],
         ),
         (
             "epochs",
             [
-                "^Penalties: training for 100 epochs in place of 24 hurts with pixel.*at equal strength",
-                "^Penalties: .*in place of 24 hurts .*at equal clean",
-                "^The plain network: training for 100 epochs in place of 24 hurts .*at equal strength",
-                "^Penalties: over 100 epochs, the best epoch by robust validation error in place of the last helps .*strength",
+                "^Penalties: training for 100 epochs in place of 24 worsens pixel.*at equal strength",
+                "^Penalties: .*in place of 24 worsens .*at equal clean",
+                "^The plain network: training for 100 epochs in place of 24 worsens .*at equal strength",
+                "^Penalties: over 100 epochs, the best epoch by robust .* in place of the last improves .*strength",
                 "^Penalties: over 100 epochs.* no clean error that both sides reach",
                 "^The plain network: over 100 epochs, .*at equal strength",
             ],
@@ -436,7 +436,7 @@ def test_a_step_is_compared_with_the_penalty_of_its_own_geometry(tmp_path: Path)
         ("wasserstein-adversarial:radius=2", 1),
     ]
     l2, transport = answer.sentences
-    assert re.match(r"L2 one-step training in place of the penalty \(Euclidean\) helps with .*targets -[12]\.\d", l2), l2
+    assert re.match(r"L2 one-step training in place of the penalty \(Euclidean\) improves .*targets -[12]\.\d", l2), l2
     assert re.match(r"Wasserstein one-step training, radius 2 in place of .* radius 2\) shows no difference", transport), (
         transport
     )
