@@ -63,6 +63,8 @@ CASES = {
     aten.sqrt.default: ((X,), {}),
     aten.tanh.default: ((X,), {}),
     aten.sigmoid.default: ((X,), {}),
+    aten.slice_scatter.default: ((X, lambda: positive(2, 3, 2, 4), 2, 1, 5, 2), {}),
+    aten.constant_pad_nd.default: ((X, [1, 2, -1, 0], 3.0), {}),
     aten.clamp.default: ((ANY, -0.3, 0.5), {}),
     aten.leaky_relu.default: ((ANY, 0.2), {}),
     aten.relu.default: ((ANY,), {}),
@@ -72,7 +74,7 @@ SHAPES_ONLY = {rules.input_gradient: {1}, rules.weight_gradient: {2}, rules.bias
 
 
 def test_every_rule_is_compared():
-    alone = {aten.index_put.default, operator.getitem, aten.copy.default}  # torch has no rule for them
+    alone = {aten.index_put.default, operator.getitem, aten.copy.default, aten.cat.default}  # each has a test of its own
     assert set(CASES) == {*rules.BILINEAR, *rules.LINEAR, *rules.RULES} - alone
 
 
@@ -81,6 +83,30 @@ def test_the_tangent_of_a_copy_is_that_of_what_was_copied():
     y, rule = aten.copy(a, b), rules.RULES[aten.copy.default]
     assert rule(y, a, b, tangents=[positive(2, 3), tangent]).equal(tangent.expand(2, 3))
     assert rule(y, a, b, tangents=[positive(2, 3), None]).equal(torch.zeros(2, 3, dtype=a.dtype))
+
+
+def test_the_tangent_of_a_concatenation_of_what_moves_and_of_constants():
+    parts, directions = [positive(2, size) for size in (1, 3, 2)], [positive(2, 1), None, positive(2, 2)]
+    graph = make_fx(lambda *parts: torch.cat(parts, 1))(*parts).graph
+    jvp = JvpInterpreter(graph, parts)
+    moving = zip(graph.find_nodes(op="placeholder"), directions, strict=True)
+    jvp.propagate({node: direction for node, direction in moving if direction is not None})
+    (node,) = graph.find_nodes(op="call_function", target=aten.cat.default)
+    first, _, last = directions
+    assert jvp.tangent(node).equal(torch.cat([first, torch.zeros(2, 3, dtype=last.dtype), last], 1))
+
+
+def test_the_tangent_of_a_part_put_into_a_constant_is_made_of_operators_that_the_compiler_knows():
+    """It was not: a step with strided slices filled whole tensors with zeros by a kernel of its own."""
+    graph = make_fx(lambda x: aten.slice_scatter(torch.zeros(5), x, 0, 0, 5, 2))(torch.rand(3)).graph
+
+    def tangent(x, direction):
+        jvp = JvpInterpreter(graph, [x])
+        jvp.propagate({graph.find_nodes(op="placeholder")[0]: direction})
+        return jvp.tangent(graph.find_nodes(op="call_function", target=aten.slice_scatter.default)[0])
+
+    found = make_fx(tangent)(torch.rand(3), torch.rand(3)).graph
+    assert not found.find_nodes(op="call_function", target=aten._new_zeros_with_same_feature_meta.default)
 
 
 def test_the_tangent_of_values_put_in_place():

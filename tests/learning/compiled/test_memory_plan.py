@@ -71,6 +71,22 @@ def test_arguments_of_other_kernels_are_written_anyway():
     assert plan.chosen() == []
 
 
+def test_a_concatenation_is_written_where_several_kernels_read_it():
+    """The compiler would compute its parts again in each of them: here in the sum and in what follows it."""
+
+    def normalized(a, b):
+        x = torch.cat([a.exp(), b.exp()])
+        return x / x.sum((0, 2, 3), keepdim=True)
+
+    for function, number in ((normalized, 1), (lambda a, b: torch.cat([a.exp(), b.exp()]).sin(), 0)):
+        graph = traced(function, 2)
+        keep_chosen_values(graph)
+        marks = graph.graph.find_nodes(op="call_function", target=torch.ops._inductor_test.realize.default)
+        assert [mark.args[0].target for mark in marks] == [torch.ops.aten.cat.default] * number
+        if marks:
+            assert list(marks[0].args[0].users) == marks
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()

@@ -14,13 +14,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from wassersmooth._torch_internals import pytree, trace
+from wassersmooth._torch_internals import OpOverload, pytree, trace, writes_to_arguments
 from wassersmooth.learning import losses
 from wassersmooth.learning.compiled.jvp_rules import separate_products
 from wassersmooth.learning.forward_mode_ops import twice_differentiable
 from wassersmooth.model_state import call_model, canonical_names, logits_of, preserve_state
 
 aten = torch.ops.aten
+
+# A constant that takes more operators than this is computed once, and not in every kernel that reads it.
+CHEAP = 10
+MAX_CONSTANT = 2**24  # bytes
 
 # Torch counts these as elementary, or leaves them to one kernel, although they consist of simpler operators.
 COMPOUND = [
@@ -36,9 +40,75 @@ COMPOUND = [
 def trace_elementary(function: Callable[..., Any], examples: Sequence[Any], for_compiler: bool = False) -> fx.GraphModule:
     """Trace the function into a graph of elementary operators, without dead code; if asked for, of those of the compiler."""
     graph = trace(torch.func.functionalize(function, remove="mutations"), examples, COMPOUND, for_compiler)
+    fold_constants(graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def fold_constants(graph: fx.GraphModule) -> None:
+    """Compute what depends on no argument and takes many operators, and put the result into the graph.
+
+    Swin transformers write the mask of a shifted window region by region, in every call. Each assignment reads the mask before
+    it twice, and the compiler would put all of them into every kernel of the attention: it took minutes to compile a Swin-T.
+    """
+    known = _independent_of_arguments(graph.graph)
+    for node in list(known):
+        if all(user in known for user in node.users):
+            continue
+        needed = _ancestors(node)
+        operators = [one for one in needed if one.op == "call_function"]
+        if len(operators) <= CHEAP or any(_bytes(one) > MAX_CONSTANT for one in operators):
+            continue
+        value = _evaluate(graph, [one for one in known if one in needed])
+        name = f"_folded_{node.name}"
+        graph.register_buffer(name, value)
+        with graph.graph.inserting_before(node):
+            constant = graph.graph.call_function(aten.lift_fresh_copy.default, (graph.graph.get_attr(name),))
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+
+
+def _independent_of_arguments(graph: fx.Graph) -> dict[fx.Node, None]:
+    """The tensors that are the same in every call, in the order of the graph."""
+    known: dict[fx.Node, None] = {}
+    for node in graph.nodes:
+        constant = node.op == "get_attr"
+        if node.op == "call_function" and isinstance(node.target, OpOverload) and isinstance(node.meta.get("val"), Tensor):
+            drawn = torch.Tag.nondeterministic_seeded in node.target.tags or writes_to_arguments(node.target)
+            constant = not drawn and all(source in known for source in node.all_input_nodes)
+        if constant:
+            known[node] = None
+    return known
+
+
+def _ancestors(node: fx.Node) -> set[fx.Node]:
+    """The node and all that it is computed from."""
+    found, waiting = {node}, [node]
+    while waiting:
+        new = [source for source in waiting.pop().all_input_nodes if source not in found]
+        found.update(new)
+        waiting += new
+    return found
+
+
+def _evaluate(graph: fx.GraphModule, nodes: list[fx.Node]) -> Tensor:
+    """The value of the last node; each comes after those it is computed from."""
+    values: dict[fx.Node, Any] = {}
+    with torch.no_grad(), torch.autocast(nodes[-1].meta["val"].device.type, enabled=False):  # its casts are in the graph
+        for node in nodes:
+            if node.op == "get_attr":
+                values[node] = getattr(graph, str(node.target))
+            else:
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    result: Tensor = values[nodes[-1]]
+    return result
+
+
+def _bytes(node: fx.Node) -> int:
+    value: Tensor = node.meta["val"]
+    return value.numel() * value.element_size()
 
 
 class StepArguments(NamedTuple):

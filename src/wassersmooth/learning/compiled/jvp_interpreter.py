@@ -83,7 +83,8 @@ class JvpInterpreter:
         if target in rules.LINEAR:
             return rules.in_any_layout(target)(self.tangents[args[0]], *args[1:], **node.kwargs)
         if rules.has_rule(target, args, node.kwargs):
-            tangents = [self.tangents.get(argument) if isinstance(argument, fx.Node) else None for argument in args]
+            given: list[Any] = [argument if isinstance(argument, fx.Node | list) else None for argument in args]
+            tangents = [fx.node.map_arg(argument, self.tangents.get) for argument in given]
             value = self.values[node]
             tangent = rules.RULES[target](value, *self._values(args), tangents=tangents, **self._values(node.kwargs))
             if not isinstance(tangent, Tensor):

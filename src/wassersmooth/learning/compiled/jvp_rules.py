@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 
 aten = torch.ops.aten
-Tangents = list[Any]  # one for each argument, None for a constant
+Tangents = list[Any]  # one for each argument, None for a constant; for a list of tensors a list
 Rule = Callable[..., Any]
 
 
@@ -156,6 +156,24 @@ def _index_put(y: Tensor, a: Tensor, indices: Any, values: Tensor, accumulate: b
     return tangent
 
 
+def _slice_scatter(y: Tensor, a: Tensor, b: Tensor, *place: Any, tangents: Tangents) -> Tensor:
+    """Torch's rule makes the zeros of a constant ``a`` by an operator that the compiler does not know and cannot fuse."""
+    into, moved, *_ = tangents
+    into = torch.zeros_like(y) if into is None else into
+    tangent: Tensor = aten.slice_scatter(into, torch.zeros_like(b) if moved is None else moved, *place)
+    return tangent
+
+
+def _pad(y: Tensor, x: Tensor, margins: list[int], value: float = 0, *, tangents: Tangents) -> Tensor:
+    tangent: Tensor = aten.constant_pad_nd(tangents[0], margins)
+    return tangent
+
+
+def _cat(y: Tensor, parts: list[Tensor], dim: int = 0, *, tangents: Tangents) -> Tensor:
+    moved = [torch.zeros_like(x) if tangent is None else tangent for x, tangent in zip(parts, tangents[0], strict=True)]
+    return torch.cat(moved, dim)
+
+
 def _clamp(y: Tensor, x: Tensor, lowest: Any = None, highest: Any = None, *, tangents: Tangents) -> Tensor:
     tangent: Tensor = tangents[0]
     if lowest is not None:
@@ -192,6 +210,9 @@ RULES: dict[Any, Rule] = {
     aten.copy.default: _copy,
     aten.var_mean.correction: _var_mean,
     aten.index_put.default: _index_put,
+    aten.slice_scatter.default: _slice_scatter,
+    aten.constant_pad_nd.default: _pad,
+    aten.cat.default: _cat,
     aten.clamp.default: _clamp,
     aten.leaky_relu.default: _leaky_relu,
     aten.relu.default: _unary(lambda y, x, tangent: torch.where(y > 0, tangent, 0)),

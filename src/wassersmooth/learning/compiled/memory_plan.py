@@ -86,6 +86,16 @@ class MemoryPlan:
                 break
         return [self.nodes[i] for i in sorted(kept - self.needed)]
 
+    def concatenations(self, chosen: Iterable[fx.Node]) -> list[fx.Node]:
+        """Those that several kernels read. The plan takes them to be written, but the compiler would compute all parts, each
+        under a mask, in every kernel: in a Swin-T, in up to 37."""
+        kept = self.needed | {self.place[node] for node in chosen}
+        kernels = [0] * len(self.nodes)  # that compute each value
+        for i in reversed(range(len(self.nodes))):
+            kernels[i] = sum(kernels[j] if self.fused[j] and j not in kept else 1 for j in self.users[i])
+        large = (i for i, node in enumerate(self.nodes) if node.target is aten.cat.default and self.sizes[i] >= LARGE)
+        return [self.nodes[i] for i in large if kernels[i] > 1]
+
     def traffic(self, kept: set[int]) -> int:
         """How many bytes all kernels read and write."""
         kernels: list[Kernel | None] = [None] * len(self.nodes)
@@ -172,7 +182,8 @@ def keep_chosen_values(graph: fx.GraphModule) -> dict[str, Any]:
     """Mark in the graph what to keep, and return the options to compile it with."""
     realize = realize_operator()
     plan = MemoryPlan(graph.graph)
-    for node in plan.chosen():
+    chosen = plan.chosen()
+    for node in [*chosen, *plan.concatenations(chosen)]:
         with graph.graph.inserting_after(node):
             kept = graph.graph.call_function(realize, (node,))
         kept.meta = dict(node.meta)
