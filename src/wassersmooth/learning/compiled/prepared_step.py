@@ -253,10 +253,13 @@ def explain_trace_errors(images: Tensor) -> Iterator[None]:
         raise  # about the outputs or the loss, with its own remedy
     except Exception as error:  # anything the model's code runs into, and everything that torch cannot trace
         _model_checks.explain_shape_mismatch(images, error)
-        raise RuntimeError(
-            f"this model cannot be traced ({_checks.first_line(error, 200)}); use the objective itself, "
-            "objective(model, images, labels)"
-        ) from error
+        eager = "use the objective itself, objective(model, images, labels)"
+        if "convert all Tensors to FakeTensors" in str(error):  # the trace knows parameters, buffers and inputs alone
+            raise RuntimeError(
+                "this model cannot be traced: it reads a tensor that is neither a parameter nor a buffer; register it with "
+                f"register_buffer, or {eager}"
+            ) from error
+        raise RuntimeError(f"this model cannot be traced ({_checks.first_line(error, 200)}); {eager}") from error
 
 
 def _example_outputs(spec: StepSpec, model: nn.Module, images: Tensor, constants: list[Tensor], labels: Any) -> Tensor:
