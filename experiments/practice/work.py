@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -75,24 +75,38 @@ class Work(side_by_side.SharedWork):
 
     def attack(self) -> bool:
         """Run AutoAttack on the chosen networks that lie here; whether all that are chosen have been attacked."""
-        todo = [row for row in chosen_rows(self.stored()) if measuring.AUTOATTACK["far"] not in row["errors"]]
-        took, left = 0.0, len(todo)
-        for row in todo if self.table.autoattack else []:
+        took = [0.0]
+        for row in self._unattacked() if self.table.autoattack else []:
             setting = Setting(self.name, row["regularizer"], row["seed"])
             run = Run.of(self.runs / self.name, setting.config(self.scale, self.folder, self.precision))
-            if not run.finished or time.perf_counter() + took > self.deadline:
+            if not run.finished or time.perf_counter() + max(took) > self.deadline:
                 continue
-            started = time.perf_counter()
-            with self.trained_model(run, self.loaded) as model:
-                errors = measuring.autoattacked(model, self.loaded.test, self.table, self.scale.autoattack)
-            took = max(took, time.perf_counter() - started)
-            row["errors"] |= errors
-            row["images"] |= dict.fromkeys(errors, self.scale.autoattack)
-            row["autoattack_seconds"] = round(time.perf_counter() - started, 3)
-            row_store.add(self.rows, [row], KEY)
-            left -= 1
-            self.console.line(f"{self.name}, {setting.regularizer}, seed {setting.seed}: {errors}")
-        return not left
+            name = f"{self.name}, {setting.regularizer}, seed {setting.seed}"
+            key = row_store.key_of(row, KEY)
+            work, needed = partial(self._attacked, key, run, name, took), partial(self._needs_attack, key)
+            for _ in self.attempts.at(run, name, f"AutoAttack of {name}", work, needed):
+                pass
+        return not self._unattacked()
+
+    def _unattacked(self) -> list[Row]:
+        return [row for row in chosen_rows(self.stored()) if measuring.AUTOATTACK["far"] not in row["errors"]]
+
+    def _needs_attack(self, key: tuple[Any, ...]) -> bool:
+        return any(row_store.key_of(row, KEY) == key for row in self._unattacked())
+
+    def _attacked(self, key: tuple[Any, ...], run: Run, name: str, took: list[float]) -> Iterator[None]:
+        """Add the errors under AutoAttack to the row of a network."""
+        started = time.perf_counter()
+        (row,) = (one for one in self.stored() if row_store.key_of(one, KEY) == key)
+        with self.trained_model(run, self.loaded) as model:
+            errors = measuring.autoattacked(model, self.loaded.test, self.table, self.scale.autoattack)
+        took.append(time.perf_counter() - started)
+        row["errors"] |= errors
+        row["images"] |= dict.fromkeys(errors, self.scale.autoattack)
+        row["autoattack_seconds"] = round(took[-1], 3)
+        row_store.add(self.rows, [row], KEY)
+        self.console.line(f"{name}: {errors}")
+        yield from ()
 
     def _one(self, setting: Setting) -> bool:
         """Train and measure one network, unless another process has it; whether its row is there now."""

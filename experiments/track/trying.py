@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
@@ -122,26 +123,37 @@ class Work(side_by_side.SharedWork):
     def _judge(self, loaded: Dataset) -> None:
         """AutoAttack on test images, for the entries that validation images choose among all of their idea."""
         part = data.load(self._config(self.entries[0], 0).data, self.scale.attacked).test.to(self.device)
-        chosen = chosen_names(row_store.read(self.rows)["rows"])
+        # Of an idea that is not complete, another strength, which is not trained yet, may be chosen.
         waiting = {entry.idea for entry in self.entries for seed in self.seeds if self._row(entry, seed) is None}
-        for entry in self.entries:
-            for seed in self.seeds:
-                row = self._row(entry, seed)
-                if row is None or row.get("diverged") or entry.name not in chosen or AUTOATTACK in row["errors"]:
-                    continue
-                if entry.idea in waiting:
-                    continue  # another strength, which is not trained yet, may be chosen
-                started = time.perf_counter()
-                run = self._run(entry, seed)
-                if started + self.longest > self.deadline or not run.finished:
-                    self.console.line(f"{entry.name}, seed {seed}: not attacked yet; the same command continues")
-                    self.left += 1
-                    continue
-                with self.trained_model(run, loaded) as model:
-                    _measure(model, part, {AUTOATTACK: AutoAttack(8 / 255)}, row)
-                self.longest = max(self.longest, time.perf_counter() - started)
-                row_store.add(self.rows, [row], KEY)
-                self.console.line(f"{entry.name}, seed {seed}: AutoAttack {row['errors'][AUTOATTACK]:.1f} %")
+        complete = [(entry, seed) for entry in self.entries for seed in self.seeds if entry.idea not in waiting]
+        for entry, seed in complete:
+            run, name, needed = self._run(entry, seed), f"{entry.name}, seed {seed}", partial(self._needs_attack, entry, seed)
+            if not needed():
+                continue
+            if time.perf_counter() + self.longest > self.deadline or not run.finished:
+                self.console.line(f"{name}: not attacked yet; the same command continues")
+                continue
+            work = partial(self._attacked, entry, seed, run, loaded, part)
+            for _ in self.attempts.at(run, name, f"AutoAttack of {entry.name}", work, needed):
+                pass
+        self.left += sum(self._needs_attack(entry, seed) for entry, seed in complete)
+
+    def _needs_attack(self, entry: Entry, seed: int) -> bool:
+        row = self._row(entry, seed)
+        if row is None or row.get("diverged") or AUTOATTACK in row["errors"]:
+            return False
+        return entry.name in chosen_names(row_store.read(self.rows)["rows"])
+
+    def _attacked(self, entry: Entry, seed: int, run: Run, loaded: Dataset, part: Part) -> Iterator[None]:
+        """Add the error under AutoAttack to the row of a network."""
+        started, row = time.perf_counter(), self._row(entry, seed)
+        assert row is not None
+        with self.trained_model(run, loaded) as model:
+            _measure(model, part, {AUTOATTACK: AutoAttack(8 / 255)}, row)
+        self.longest = max(self.longest, time.perf_counter() - started)
+        row_store.add(self.rows, [row], KEY)
+        self.console.line(f"{entry.name}, seed {seed}: AutoAttack {row['errors'][AUTOATTACK]:.1f} %")
+        yield from ()
 
 
 def _measure(model: nn.Module, part: Part, perturbations: dict[str, Perturbation], row: Row) -> None:

@@ -21,6 +21,7 @@ from wassersmooth.robustness.attacks import FGSM
 from wassersmooth.study import data
 from wassersmooth.study.data import Dataset, Part
 from wassersmooth.study.regularizers import Regularizer
+from wassersmooth.study.runs import locked
 
 
 def made_up() -> Dataset:
@@ -153,6 +154,10 @@ def test_train_attack_merge_and_render(
     assert main(["train", *flags, "--seeds", "0"], PROGRAM) == 0  # nothing is left to do
     assert "all rows are there" in capsys.readouterr().out
     monkeypatch.setattr("experiments.practice.measuring.AutoAttack", FGSM)  # quick
+    other = next(tmp_path.glob("runs/*/none*/model.safetensors")).parent
+    with locked(other.with_name(f"{other.name}.lock")):  # attacked by another process
+        assert main(["attack", *flags], PROGRAM) == 0
+        assert "some chosen networks are not attacked" in capsys.readouterr().out
     assert main(["attack", *flags], PROGRAM) == 0
     assert "all chosen networks are attacked" in capsys.readouterr().out
     rows = stored_rows.read(tmp_path / "practice.json")

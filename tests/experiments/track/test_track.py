@@ -190,6 +190,21 @@ def test_a_network_that_is_gone_is_not_attacked(tmp_path: Path, capsys: pytest.C
     assert "not attacked yet" in shown
 
 
+def test_two_processes_do_not_attack_one_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, runs = tmp_path / "track.json", tmp_path / "runs"
+    flags = ("--small", "--results", results, "--runs", runs, "--device", "cpu", "--seeds", 0)
+    assert run(capsys, "try", "fgsm", *flags)[0] == 0
+    stored = json.loads(results.read_text())
+    del stored["rows"][0]["errors"][AUTOATTACK]
+    results.write_text(json.dumps(stored))
+    entry = chosen_entries(["fgsm"])[0]
+    with locked(lock_of(Run.of(runs / entry.name, entry.config(0, SMALL, None, 1)))):  # by another process
+        assert "everything is there" not in run(capsys, "try", "fgsm", *flags)[1]
+    assert json.loads(results.read_text()) == stored
+    assert "everything is there" in run(capsys, "try", "fgsm", *flags)[1]
+    assert AUTOATTACK in json.loads(results.read_text())["rows"][0]["errors"]
+
+
 def test_no_strength_is_attacked_before_all_of_its_idea_are_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "track.json"
     flags = ("--small", "--results", results, "--runs", tmp_path / "runs", "--device", "cpu", "--seeds", 0)
