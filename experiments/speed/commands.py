@@ -145,7 +145,7 @@ class Autoattack:
     models: Path = Path("results/paper/models")
     """The folder of the published networks."""
     page: Path | None = None
-    """Fills the blocks of this page with the rows of the file."""
+    """Fills the blocks of this page with the rows of the file and of --more-rows; rows of no such file leave the page."""
     more_rows: tuple[Path, ...] = ()
     """Further files of rows for the page, such as those from another machine."""
     device: str = "auto"
