@@ -38,6 +38,7 @@ class Work(side_by_side.SharedWork):
     Attributes:
         command: what was typed, for the rows.
         paces: seconds for each sweep of a step, of networks that this process has trained.
+        longest: seconds of one AutoAttack: none is begun with less time left.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Work(side_by_side.SharedWork):
     precision: str
     command: str
     paces: list[float] = field(default_factory=list)
+    longest: float = 0.0
 
     @property
     def table(self) -> Table:
@@ -75,15 +77,14 @@ class Work(side_by_side.SharedWork):
 
     def attack(self) -> bool:
         """Run AutoAttack on the chosen networks that lie here; whether all that are chosen have been attacked."""
-        took = [0.0]
         for row in self._unattacked() if self.table.autoattack else []:
             setting = Setting(self.name, row["regularizer"], row["seed"])
             run = Run.of(self.runs / self.name, setting.config(self.scale, self.folder, self.precision))
-            if not run.finished or time.perf_counter() + max(took) > self.deadline:
+            if not run.finished or time.perf_counter() + self.longest > self.deadline:
                 continue
             name = f"{self.name}, {setting.regularizer}, seed {setting.seed}"
             key = row_store.key_of(row, KEY)
-            work, needed = partial(self._attacked, key, run, name, took), partial(self._needs_attack, key)
+            work, needed = partial(self._attacked, key, run, name), partial(self._needs_attack, key)
             for _ in self.attempts.at(run, name, f"AutoAttack of {name}", work, needed):
                 pass
         return not self._unattacked()
@@ -94,16 +95,17 @@ class Work(side_by_side.SharedWork):
     def _needs_attack(self, key: tuple[Any, ...]) -> bool:
         return any(row_store.key_of(row, KEY) == key for row in self._unattacked())
 
-    def _attacked(self, key: tuple[Any, ...], run: Run, name: str, took: list[float]) -> Iterator[None]:
+    def _attacked(self, key: tuple[Any, ...], run: Run, name: str) -> Iterator[None]:
         """Add the errors under AutoAttack to the row of a network."""
         started = time.perf_counter()
         (row,) = (one for one in self.stored() if row_store.key_of(one, KEY) == key)
         with self.trained_model(run, self.loaded) as model:
             errors = measuring.autoattacked(model, self.loaded.test, self.table, self.scale.autoattack)
-        took.append(time.perf_counter() - started)
+        took = time.perf_counter() - started
+        self.longest = max(self.longest, took)
         row["errors"] |= errors
         row["images"] |= dict.fromkeys(errors, self.scale.autoattack)
-        row["autoattack_seconds"] = round(took[-1], 3)
+        row["autoattack_seconds"] = round(took, 3)
         row_store.add(self.rows, [row], KEY)
         self.console.line(f"{name}: {errors}")
         yield from ()

@@ -178,26 +178,27 @@ def test_try_is_continued_and_judged(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
 
 
-def test_a_network_that_is_gone_is_not_attacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def trained_but_not_attacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, Path, tuple[Any, ...]]:
+    """The rows and the runs of one network, and the flags it was trained with."""
     results, runs = tmp_path / "track.json", tmp_path / "runs"
     flags = ("--small", "--results", results, "--runs", runs, "--device", "cpu", "--seeds", 0)
     assert run(capsys, "try", "fgsm", *flags)[0] == 0
     stored = json.loads(results.read_text())
     del stored["rows"][0]["errors"][AUTOATTACK]
     results.write_text(json.dumps(stored))
+    return results, runs, flags
+
+
+def test_a_network_that_is_gone_is_not_attacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, flags = trained_but_not_attacked(tmp_path, capsys)
     code, shown = run(capsys, "try", "fgsm", *flags[:3], "--runs", tmp_path / "others", *flags[5:])
     assert code == 0, shown
     assert "not attacked yet" in shown
 
 
 def test_two_processes_do_not_attack_one_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    results, runs = tmp_path / "track.json", tmp_path / "runs"
-    flags = ("--small", "--results", results, "--runs", runs, "--device", "cpu", "--seeds", 0)
-    assert run(capsys, "try", "fgsm", *flags)[0] == 0
-    stored = json.loads(results.read_text())
-    del stored["rows"][0]["errors"][AUTOATTACK]
-    results.write_text(json.dumps(stored))
-    entry = chosen_entries(["fgsm"])[0]
+    results, runs, flags = trained_but_not_attacked(tmp_path, capsys)
+    stored, entry = json.loads(results.read_text()), chosen_entries(["fgsm"])[0]
     with locked(lock_of(Run.of(runs / entry.name, entry.config(0, SMALL, None, 1)))):  # by another process
         assert "everything is there" not in run(capsys, "try", "fgsm", *flags)[1]
     assert json.loads(results.read_text()) == stored
