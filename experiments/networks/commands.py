@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +26,7 @@ from wassersmooth.study.config import Data, Evaluation, Machine, Model, Study, T
 from wassersmooth.study.console import Console
 from wassersmooth.study.distributed import choose_device
 from wassersmooth.study.errors import StudyError
+from wassersmooth.study.runs import locked
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 RESULTS = Path("results/networks")
@@ -165,7 +167,7 @@ class BenchAll:
 
     python -m experiments.networks bench-all --precision bfloat16 --seconds 280
 
-    python -m experiments.networks bench-all --rivals: what a user could write instead, for four networks.
+    python -m experiments.networks bench-all --rivals: also what a user could write instead, for four networks.
 
     Ends after --seconds, whatever happens: processes that are not ready when --compile-seconds have passed are ended, and so
     are those that are not timed at the end. What is measured is in the file at once, and the same command continues with what
@@ -173,11 +175,11 @@ class BenchAll:
     """
 
     networks: tuple[str, ...] = ()
-    """In the order in which they are timed; by default the table, or those of it that have rivals."""
+    """In the order in which they are timed; by default the table."""
     precision: Precision = "tf32"
     """bfloat16 is autocast, with tf32 for the rest."""
     rivals: bool = False
-    """Time what a user could write instead, and nothing else."""
+    """Also time what a user could write instead, for those of the networks that have rivals."""
     seconds: float = 285
     """When it ends."""
     compile_seconds: float | None = None
@@ -192,6 +194,9 @@ class BenchAll:
     """Pixels; by default those of the table."""
     batch: int | None = None
     """Images; by default those of the table."""
+    alone: Path | None = None
+    """A file that is locked while steps are timed. What else uses the device takes turns with it if it holds the same lock, as
+    under flock FILE COMMAND."""
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1."""
     output: Path = BENCH
@@ -208,15 +213,16 @@ class BenchAll:
         commands = [processes.words_of(PROGRAM, self._bench(*job)) for job in jobs]
         with turns.Processes(commands, environment, self.at_once, Console().line) as running:
             running.wait_until_ready(started + ready_by)
-            running.take_turns(started + self.seconds)
+            with nullcontext() if self.alone is None else locked(self.alone, wait=True):
+                running.take_turns(started + self.seconds)
 
     def _jobs(self) -> list[tuple[str, tuple[step_cost.Kind, ...]]]:
         """The networks and kinds of each process, in the order in which they are timed."""
-        networks = self.networks or tuple(step_cost.WITH_RIVALS if self.rivals else step_cost.BENCHED)
-        groups: list[tuple[step_cost.Kind, ...]] = [(kind,) for kind in step_cost.RIVALS]
-        if not self.rivals:
-            groups = [("fast",), ("plain_compiled", "plain", "double_backward")]
-        return [(network, kinds) for network in networks for kinds in groups]
+        networks = self.networks or tuple(step_cost.BENCHED)
+        own: tuple[tuple[step_cost.Kind, ...], ...] = (("fast",), ("plain_compiled", "plain", "double_backward"))
+        jobs = [(network, kinds) for network in networks for kinds in own]
+        with_rivals = [network for network in networks if self.rivals and network in step_cost.WITH_RIVALS]
+        return jobs + [(network, (kind,)) for network in with_rivals for kind in step_cost.RIVALS]
 
     def _is_measured(self, network: str, kinds: tuple[step_cost.Kind, ...]) -> bool:
         size, batch = step_cost.BENCHED.get(network, (224, 64))

@@ -194,6 +194,27 @@ def test_all_of_a_table_and_what_is_missing_later(tmp_path: Path, capsys: pytest
     assert main(["bench-all", *flags.split(), "--seconds", "5", "--compile-seconds", "6"], PROGRAM) == 2
 
 
+def test_rivals_come_last_and_only_where_the_table_has_them() -> None:
+    jobs = commands.BenchAll(networks=("torchvision:swin_t", "resnet20"), rivals=True)._jobs()
+    assert [kinds for name, kinds in jobs if name == "torchvision:swin_t"] == [kinds for _, kinds in jobs[:2]]
+    assert {kind for _, kinds in jobs[:4] for kind in kinds} == set(step_cost.OWN_KINDS)
+    assert jobs[4:] == [("resnet20", (kind,)) for kind in step_cost.RIVALS]
+
+
+def test_steps_are_timed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, held = tmp_path / "alone.lock", []
+
+    def is_held(*arguments: object) -> None:
+        with locked(path) as mine:
+            held.append(not mine)
+
+    monkeypatch.setattr(turns.Processes, "wait_until_ready", is_held)
+    monkeypatch.setattr(turns.Processes, "take_turns", is_held)
+    flags = f"--networks resnet20 --alone {path} --output {tmp_path / 'bench.json'}"
+    assert main(["bench-all", *flags.split()], PROGRAM) == 0
+    assert held == [False, True]
+
+
 @pytest.mark.parametrize(
     ("step", "is_measured"),
     [({"ms": 1.0}, True), ({"reason": "no kernel"}, True), ({"reason": "CUDA out of memory. Tried to"}, False), ({}, False)],
