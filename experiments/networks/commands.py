@@ -119,14 +119,16 @@ class Bench:
         kinds = self.kinds or (step_cost.KINDS if self.network in step_cost.WITH_RIVALS else step_cost.OWN_KINDS)
         compile = device.type == "cuda" if self.compile is None else self.compile
         row = {"network": self.network, "size": size, "batch": batch, "precision": self.precision, "compiled": compile}
-        row |= processes.origin(PROGRAM, device) | library_version(self.network)
+        origin = processes.origin(PROGRAM, device)
+        made_by = {key: origin.pop(key) for key in ("commit", "command")}  # the steps of a row may be of several commands
+        row |= origin | library_version(self.network)
         prepared: dict[str, step_cost.Step | None] = {}
         lock = self.output.with_suffix(f".turn{os.getpid() % COMPARED_AT_ONCE}.lock") if self.processes > 1 else None
 
         def prepare(kind: step_cost.Kind) -> None:
             console.line(f"{self.network} {self.precision}: {kind}")
             prepared[kind], spent = step_cost.prepare(kind, setup, compile, lock)
-            self._store(row | {"steps": {kind: spent | {"processes": self.processes}}})
+            self._store(row | {"steps": {kind: spent | {"processes": self.processes} | made_by}})
 
         for kind in kinds:
             if kind != "double_backward":  # takes a lot of memory and has nothing to compile
@@ -154,8 +156,8 @@ class Bench:
             before = _same(stored["rows"], row)
             steps = dict(before.get("steps", {}))
             for kind, found in row["steps"].items():
-                # The seconds of a first call come before the milliseconds, and begin a new measurement.
-                steps[kind] = found if "first_call_seconds" in found else steps.get(kind, {}) | found
+                # What the first call took comes before the milliseconds, and begins a new measurement.
+                steps[kind] = found if "commit" in found else steps.get(kind, {}) | found
             row = before | row | {"steps": steps}
             stored["rows"] = row_store.merged(stored["rows"], [row], KEY)
         return row
@@ -276,7 +278,9 @@ class FirstCall:
                 for network, process, rows in started:
                     if process.wait() != 0:
                         raise StudyError(f"the bench of {network} failed with code {process.returncode}; see its lines above")
-                    self._store(network, device, state, row_store.read(rows)["rows"][0]["steps"]["fast"], console)
+                    step = row_store.read(rows)["rows"][0]["steps"]["fast"]
+                    step = {key: value for key, value in step.items() if key not in ("commit", "command")}  # those of the row
+                    self._store(network, device, state, step, console)
 
     def _start(self, network: str, cache: Path, rows: Path) -> tuple[str, subprocess.Popen[bytes], Path]:
         """What the bench finds in a process of its own, with one round."""

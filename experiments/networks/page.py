@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from typing import Any, NamedTuple
 
 from experiments import markdown
@@ -14,6 +15,7 @@ from wassersmooth.study.tables import escape_value, short_commit
 Rows = list[dict[str, Any]]
 TRANSFORMERS = ("vit", "swin")
 RATIOS = {False: 2.1, True: 2.2}  # the goals for fast / plain, by whether the network is a transformer
+PRECISIONS = ("tf32", "bfloat16")  # of the table; rivals are timed in the first
 MEMORY = 3.0  # the goal for the peak of a fast step, times that of a plain one
 # (network, cache): the goal in seconds
 FIRST_CALLS = {
@@ -74,7 +76,7 @@ def _exactness(rows: Rows) -> list[str]:
 
 
 def goals(rows: Rows) -> list[str]:
-    """What the rows say about the goals, a line for each goal."""
+    """What the rows say about the goals, a line for each goal, and what is missing in the table."""
     slow, fine, large, small, beaten, rivals = [], 0, [], 0, [], 0
     for row in rows:
         name = f"{row['network']} in {row['precision']}"
@@ -90,11 +92,30 @@ def goals(rows: Rows) -> list[str]:
             if fast and "ms" in (rival := row["steps"].get(kind, {})):
                 rivals += 1
                 beaten += [f"{kind} for {name} ({rival['ms']:.1f} against {fast:.1f} ms)"] if rival["ms"] < fast else []
-    return [
+    lines = [
         _goal("fast / plain at most 2.1, for transformers 2.2", fine, slow),
         _goal("memory at most 3 times that of a plain step", small, large),
         _goal("no rival is faster", rivals - len(beaten), beaten),
     ]
+    without = _without_figure(rows)
+    return [*lines, f"- no figure: {'; '.join(map(escape_value, without))}."] if without else lines
+
+
+def _without_figure(rows: Rows) -> list[str]:
+    """What belongs to the table and was not timed, with the reason if there is one."""
+    known = {(row["network"], row["precision"]): row["steps"] for row in rows}
+    found = []
+    for network, mode in product(step_cost.BENCHED, PRECISIONS):
+        name, steps = f"{network} in {mode}", known.get((network, mode))
+        if steps is None:
+            found.append(name)
+            continue
+        has_rivals = network in step_cost.WITH_RIVALS and mode == PRECISIONS[0]
+        for kind in step_cost.KINDS if has_rivals else step_cost.OWN_KINDS:
+            if "ms" not in (step := steps.get(kind, {})):
+                reason = f" ({step['reason']})" if "reason" in step else ""
+                found.append(f"{kind} for {name}{reason}")
+    return found
 
 
 def first_call_goals(rows: Rows) -> list[str]:
@@ -152,5 +173,6 @@ def _origins(results: Results) -> list[str]:
         for row in rows:
             words = [name.replace("_", " "), *(str(row[key]) for key in ("hardware",) if key in row)]
             words += [f"{key} {row[key]}" for key in ("torch", "torchvision", "timm") if key in row]
-            found.add(", ".join([*words, f"commit {short_commit(row.get('commit'))}"]))
+            steps = row["steps"].values() if name == "bench" else [row]
+            found |= {", ".join([*words, f"commit {short_commit(step.get('commit', row.get('commit')))}"]) for step in steps}
     return [f"- {escape_value(line)}" for line in sorted(found)]

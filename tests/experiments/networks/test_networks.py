@@ -117,6 +117,18 @@ def test_a_row_of_the_bench_made_by_two_commands(tmp_path: Path) -> None:
     assert "| discriminator | 8, 2 | float32 |" in "\n".join(step_cost.table([row]))
 
 
+def test_a_new_measurement_keeps_nothing_of_the_one_before(tmp_path: Path) -> None:
+    bench = commands.Bench("resnet20", output=tmp_path / "bench.json")
+    row = {"network": "resnet20", "size": 32, "batch": 128, "precision": "tf32", "hardware": "none"}
+    bench._store(row | {"steps": {"fast": {"commit": "a", "ms": 1.0}, "plain": {"commit": "a", "ms": 2.0}}})
+    bench._store(row | {"steps": {"fast": {"commit": "b", "reason": "no kernel"}}})
+    stored = bench._store(row | {"steps": {"plain": {"peak_bytes": 3}}})
+    expected = {"fast": {"commit": "b", "reason": "no kernel"}, "plain": {"commit": "a", "ms": 2.0, "peak_bytes": 3}}
+    assert stored["steps"] == expected
+    lines = page._origins(page.Results([], [stored], [], []))
+    assert lines == ["- bench, none, commit a", "- bench, none, commit b"]
+
+
 def test_a_step_that_does_not_run_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = step_cost.Setup("discriminator", 8, 2, "float32", torch.device("cpu"))
 
@@ -266,12 +278,26 @@ def benched(network: str, fast: float, plain: float, **others: float) -> dict[st
 def test_goals_are_judged_by_the_rows() -> None:
     rows = [benched("torchvision:resnet50", 45.0, 22.5, make_fx=44.0), benched("torchvision:vit_b_16", 116.0, 50.0)]
     rows[1]["steps"]["fast"]["peak_bytes"] = 301
-    assert page.goals(rows) == [
+    assert page.goals(rows)[:3] == [
         "- fast / plain at most 2.1, for transformers 2.2: reached in 1 of 2; missed: torchvision:vit_b_16 in tf32 "
         "(2.320, goal 2.2).",
         "- memory at most 3 times that of a plain step: reached in 1 of 2; missed: torchvision:vit_b_16 in tf32 (3.010).",
         "- no rival is faster: missed: make_fx for torchvision:resnet50 in tf32 (44.0 against 45.0 ms).",
     ]
+
+
+def test_what_the_table_lacks_is_named() -> None:
+    complete: dict[str, Any] = {kind: {"ms": 1.0} for kind in step_cost.KINDS}
+    rows = [
+        {"network": network, "size": size, "batch": batch, "precision": precision, "steps": dict(complete)}
+        for network, (size, batch) in step_cost.BENCHED.items()
+        for precision in page.PRECISIONS
+        if (network, precision) != ("discriminator", "bfloat16")
+    ]
+    rows[0]["steps"] |= {"fast": {"reason": "no kernel"}}
+    del rows[0]["steps"]["make_fx"], rows[1]["steps"]["make_fx"]
+    expected = "fast for resnet20 in tf32 (no kernel); make_fx for resnet20 in tf32; discriminator in bfloat16"
+    assert page.goals(rows)[3:] == [f"- no figure: {expected}."]
 
 
 def test_the_pages_are_those_of_the_committed_rows(tmp_path: Path) -> None:
