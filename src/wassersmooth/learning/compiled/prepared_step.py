@@ -84,7 +84,7 @@ class PreparedStep:
     """``step(inputs, labels)`` returns loss, penalty, gradients and the buffers after the step.
 
     Attributes:
-        trained: what has a gradient, in its order: parameters, then learned tensors of the penalty.
+        trained: what has a gradient, in its order: parameters, then learned tensors of the penalty that are none of these.
         untrained: the other parameters.
         buffers: of the model.
         outputs: the shape of the model's outputs.
@@ -127,8 +127,11 @@ class PreparedStep:
         if options.compile:
             function.compile(example, options)
         named, gradients = dict(model.named_parameters()), joint.parameter_gradients
-        self.trained = [*(parameter for name, parameter in named.items() if name in gradients), *spec.learned]
-        self.untrained = [parameter for name, parameter in named.items() if name not in gradients]
+        of_model = [named[name] for name in named if name in gradients]
+        places = {id(parameter): place for place, parameter in enumerate(of_model)}
+        of_penalty = [tensor for tensor in spec.learned if id(tensor) not in places]
+        self.trained, filled = [*of_model, *of_penalty], {*places, *map(id, of_penalty)}
+        self.untrained = [parameter for parameter in named.values() if id(parameter) not in filled]
         self.buffers, self.outputs, strides = list(model.buffers()), outputs.shape, images.stride()
         self.shape = first_input(batch).shape
         self.compiled, self.captured = function.run is not function.graph, False
@@ -139,7 +142,12 @@ class PreparedStep:
             drawn = sampler.probes(self.layout.inputs(images, constants), labels, like, generator)
             arguments = StepArguments(images, constants, leaves, eta, self.handle.tensor, *state, drawn)
             loss, penalty, found, buffers, input_gradients = function(arguments, run)
-            return loss, penalty, [*found, *_learned_gradients(spec, images, input_gradients)], buffers
+            for tensor, gradient in zip(spec.learned, _learned_gradients(spec, images, input_gradients), strict=True):
+                if (place := places.get(id(tensor))) is None:
+                    found.append(gradient)
+                else:  # a parameter that the model uses, too
+                    found[place] = found[place] + gradient
+            return loss, penalty, found, buffers
 
         def step(images: Tensor, constants: list[Tensor], leaves: list[Tensor]) -> Any:
             labels = self.layout.labels(leaves)
@@ -148,7 +156,7 @@ class PreparedStep:
         if options.verify:
             options.progress("comparing")
             if not (joint.is_random and _outputs_vary(model, images, constants)):
-                seeded, of_batch = torch.Generator(device), (objective, model, batch, labels, list(gradients), spec.learned)
+                seeded, of_batch = torch.Generator(device), (objective, model, batch, labels, list(gradients), of_penalty)
 
                 def verify_in_full_precision() -> None:
                     """Compare the same step in float32, without autocast and tf32; under autocast, which is traced, another."""
