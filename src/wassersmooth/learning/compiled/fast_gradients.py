@@ -132,7 +132,8 @@ class FastGradients:
             terms = _fast_step(step, images, labels, accumulate)
         if isinstance(self.model, DistributedDataParallel):
             data_parallel.average_gradients(self.model)
-        terms.total.backward = _refuse_backward  # type: ignore[method-assign]
+        for term in terms:
+            term.backward = _refuse_backward  # type: ignore[method-assign]
         return terms
 
     def _prepared_step(self, images: Any, labels: Any, generator: torch.Generator | None) -> PreparedStep | None:

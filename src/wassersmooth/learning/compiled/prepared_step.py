@@ -305,6 +305,7 @@ def _example_outputs(spec: StepSpec, model: nn.Module, images: Tensor, constants
     """The outputs of a pass without side effects; raises about outputs and labels of wrong shapes."""
     with preserve_state(model, images.device), torch.no_grad():
         outputs = call_model(model, images, *constants)
+        _model_checks.outputs(outputs, len(images))
         if spec.loss is not None:
             losses.evaluate(losses.resolve(spec.loss), outputs, labels, images=len(images))
     return outputs
