@@ -112,6 +112,11 @@ class FastGradients:
         """Whether some batch shape is prepared; before that, no parameter has changed."""
         return bool(self.steps)
 
+    def prepare(self, images: Any, labels: Any, generator: torch.Generator | None = None) -> None:
+        """Prepare the step for this batch, without taking it: several processes can then agree whether all take it."""
+        images, labels = pytree.tree_map(_checks.without_inference_mode, (images, labels))
+        self._prepared_step(images, labels, generator)
+
     def __call__(self, images: Any, labels: Any, generator: torch.Generator | None = None, accumulate: bool = False) -> Terms:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)
 
