@@ -214,21 +214,21 @@ def labels_for_outputs(received: Tensor, outputs: Tensor, softmax: bool = False)
             )
 
 
-def per_image_losses(received: object, images: int) -> None:
-    """Check that a loss returns one finite value per image."""
+def per_image_losses(received: object, images: int, what: str = "the loss") -> None:
+    """Check that a loss, or another function of the outputs, returns one finite value per image."""
     if not isinstance(received, Tensor) or received.shape != (images,):
         shape = f"shape {tuple(received.shape)}" if isinstance(received, Tensor) else type(received).__name__
         several = isinstance(received, Tensor) and received.dim() > 1 and len(received) == images
         remedy = "average over the rest, .flatten(1).mean(1)" if several else "use reduction='none'"
-        raise ValueError(f"loss must return one value per image, shape ({images},); got {shape}; {remedy}")
-    finite_losses(received)
+        raise ValueError(f"{what} must return one value per image, shape ({images},); got {shape}; {remedy}")
+    finite_losses(received, what)
 
 
-def finite_losses(received: Tensor) -> None:
+def finite_losses(received: Tensor, what: str = "the loss") -> None:
     """Check that no loss is NaN or infinite."""
     if values_are_visible(received) and not bool(torch.isfinite(received).all()):
         raise NotFiniteError(
-            f"the loss must be finite; got {first_not_finite(received.detach())}; "
+            f"{what} must be finite; got {first_not_finite(received.detach())}; "
             "lower the learning rate or eta, or look for NaN in the model's parameters"
         )
 

@@ -63,6 +63,7 @@ def trace(
     Arguments:
         for_compiler: also take apart what the compiler would, so that :func:`compile_graph` takes the graph as it is.
 
+    Tensors that the function holds, rather than takes, become attributes of the graph: the tensors themselves, not copies.
     Python code of the graph, which takes a tenth of a trace, is made when it is run or read, and not after every change.
     """
     from torch._decomp import core_aten_decompositions, get_decompositions  # slow to import
@@ -80,7 +81,7 @@ def trace(
     else:
         table = {**core_aten_decompositions(), **table}
     with _tracing, _use_lazy_graph_module(True):
-        return make_fx(function, decomposition_table=table, tracing_mode="fake")(*examples)
+        return make_fx(function, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
 
 
 def start_compile_workers() -> None:

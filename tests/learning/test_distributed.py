@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.learning.distributed_case import CASES, STEPS, batches, model_of, step
 from tests.learning.zoo import batch, smooth_net
-from wassersmooth import Euclidean, FastGradients
+from wassersmooth import Euclidean, FastGradients, Normalized
 from wassersmooth.learning.objectives import GradientPenalty
 from wassersmooth.learning.tikhonov import Tikhonov
 
@@ -76,6 +77,15 @@ def test_fsdp_is_refused_before_torch_fails(shard, objective, group_of_one):
 def test_fsdp_has_no_fast_gradients(shard, group_of_one):
     with pytest.raises(ValueError, match=r"under FSDP are not supported.*DistributedDataParallel"):
         FastGradients(GradientPenalty(Euclidean(), 0.5), shard(smooth_net()))
+
+
+@pytest.mark.parametrize("wrapper", [DistributedDataParallel, torch.nn.DataParallel])
+def test_a_wrapper_inside_another_module_is_told_to_go_around_it(wrapper, group_of_one):
+    """The gradients of such a model were not averaged, without a word."""
+    objective, model = GradientPenalty(Euclidean(), 0.5), Normalized(wrapper(smooth_net()), [0.5], [0.5])
+    with pytest.raises(ValueError, match=rf"got {wrapper.__name__} inside another .* DistributedDataParallel\(ws.Normalized"):
+        FastGradients(objective, model)
+    FastGradients(objective, DistributedDataParallel(Normalized(smooth_net(), [0.5], [0.5])))
 
 
 def test_a_name_alone_is_no_fsdp():

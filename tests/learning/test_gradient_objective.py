@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.compare import assert_matches
 from tests.learning.central import along, differences, flat, gradients_of
 from tests.learning.steps import assert_same_step, eager, traced
 from tests.learning.zoo import batch, make, smooth_net
+from tests.robustness.small_models import Around
 from wassersmooth import Euclidean, FastGradients, GradientObjective, GradientPenalty, PixelGraph, Wasserstein
 from wassersmooth._checks import NotFiniteError
 
@@ -269,6 +271,20 @@ def test_bad_batches_are_refused():
             ValueError, match=r"penalty must return one value per image, shape \(4,\); got shape \(\); sum over"
         ):
             call(model, images, labels)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_wrong_of_and_wrong_outputs_are_named(fast):
+    (images, labels), two = batch(), Around(smooth_net(), after=lambda z: (z, z))
+    for of, model, message in (
+        (lambda f, y: f, smooth_net(), r"^of must return one value per image, shape \(4,\); got shape \(4, 3\); average"),
+        (lambda f, y: f.gather(1, y), smooth_net(), r"^of cannot take outputs .*; pass labels that it takes, or another of$"),
+        (lambda f, y: (f / 0).sum(1), smooth_net(), r"^of must be finite; got"),
+        (lambda f, y: f.sum(1), two, r"^the model must return a tensor of outputs; got tuple; pick the logits in a wrapper$"),
+    ):
+        objective = GradientObjective(lambda g, x, y, f: per_row(g.square()), of=of, loss=None)
+        with pytest.raises(ValueError, match=message):
+            (traced(objective, model) if fast else partial(objective, model))(images, labels)
 
 
 @pytest.mark.parametrize("engine", ["double_backward", "forward_mode"])

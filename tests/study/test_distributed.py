@@ -19,8 +19,8 @@ from wassersmooth.study.runs import Run
 RUN = "wasserstein-eta0.3-radius2-seed0"
 
 
-def train(dataset: Path, output: Path, processes: int, more: str = "--epochs 3", modules: Path | None = None) -> str:
-    """Batches of 13: neither they nor the last one can be halved. The system chooses the port."""
+def said(dataset: Path, output: Path, processes: int, more: str, modules: Path | None = None) -> tuple[str, str]:
+    """Train on batches of 13: neither they nor the last one can be halved. The system chooses the port."""
     flags = f"train --dataset {dataset} --batch-size 13 --validation 0.25 --device cpu --threads 1 --output {output} {more}"
     begin = [sys.executable, "-m"]
     if processes > 1:
@@ -29,7 +29,12 @@ def train(dataset: Path, output: Path, processes: int, more: str = "--epochs 3",
     alone = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=alone, cwd=modules)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout, done.stderr
+
+
+def train(dataset: Path, output: Path, processes: int, more: str = "--epochs 3", modules: Path | None = None) -> str:
+    """What is said on the screen."""
+    return said(dataset, output, processes, more, modules)[0]
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
@@ -76,6 +81,48 @@ def test_processes_that_validate_differently_stop_together(tmp_path: Path) -> No
     errors = [row["validation_error"] for row in Run.at(tmp_path / "two" / RUN).metrics()]
     assert len(errors) > 3, "the second process alone would have stopped after three epochs"
     assert len(errors) == min(8, errors.index(min(errors)) + 3)
+
+
+FAST_STEPS = """
+import os
+import sys
+from torch import nn
+from wassersmooth.learning.compiled import fast_gradients, prepared_step
+
+def only_traced(graph, on_cuda):
+    sys.stdout.write(f"traced in {os.environ['RANK']}\\n")
+    return graph
+
+def fail(*_):
+    raise RuntimeError("no room here")
+
+prepared_step._compiled = only_traced  # compiling takes long
+
+def small(channels, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 40), nn.SiLU(), nn.Linear(40, classes))
+
+def small_and_alone(channels, classes):
+    if os.environ["RANK"] == "1":
+        fast_gradients.FastGradients._prepare = fail
+    return small(channels, classes)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_take_fast_steps_or_go_on_eagerly_together(tmp_path: Path) -> None:
+    """If the fast step failed in one of them alone, the other waited, or added up gradients of different parameters."""
+    (tmp_path / "fast_steps.py").write_text(FAST_STEPS)
+    dataset, more = stripes_file(tmp_path), "--epochs 2 --batch-size 16 --compile --model fast_steps:"
+    shown, warned = said(dataset, tmp_path / "fast", 2, f"{more}small", tmp_path)
+    assert "traced in 0" in shown
+    assert "traced in 1" in shown
+    assert "eager" not in warned
+    shown, warned = said(dataset, tmp_path / "eager", 2, f"{more}small_and_alone", tmp_path)
+    lines = [line.split("fast one: ")[1] for line in warned.splitlines() if "continues with the eager step" in line]
+    assert sorted(lines) == ["another process cannot take it, and says why", "no room here"]
+    expected, found = (checkpoints.load(tmp_path / name / RUN / "model.safetensors").tensors for name in ("eager", "fast"))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6)
 
 
 LAST_THREADS = """

@@ -98,14 +98,16 @@ class _Batch:
     def losses(self, outputs: Tensor) -> Tensor:
         """Zeros where there is no loss, connected to every parameter, as those of any loss are."""
         loss = self.objective.loss
-        return 0 * self._evaluate(self.objective.of, outputs) if loss is None else self._evaluate(loss, outputs)
+        return 0 * self._field(outputs) if loss is None else self._evaluate(loss, outputs)
 
     def __call__(self, outputs: Tensor, per_image_losses: Tensor) -> Tensor:
-        of = self.objective.of
-        return (per_image_losses if isinstance(of, str) else self._evaluate(of, outputs))[None]
+        return (per_image_losses if isinstance(self.objective.of, str) else self._field(outputs))[None]
 
-    def _evaluate(self, function: Any, outputs: Tensor) -> Tensor:
-        return losses.evaluate(losses.resolve(function), outputs, self.labels, images=self.rows)
+    def _field(self, outputs: Tensor) -> Tensor:
+        return self._evaluate(self.objective.of, outputs, "of")
+
+    def _evaluate(self, function: Any, outputs: Tensor, what: str = "the loss") -> Tensor:
+        return losses.evaluate(losses.resolve(function), outputs, self.labels, images=self.rows, what=what)
 
     def value(self, g: Tensor, outputs: Tensor) -> Tensor:
         penalties = self.objective.penalty(g, self.inputs, self.labels, outputs)

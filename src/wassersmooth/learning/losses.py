@@ -71,11 +71,19 @@ def resolve(loss: NamedLoss | Loss) -> Loss:
     return loss
 
 
-def evaluate(loss: Callable[..., Tensor], outputs: Tensor, labels: Any, *further: Tensor, images: int | None = None) -> Tensor:
+def evaluate(
+    loss: Callable[..., Tensor],
+    outputs: Tensor,
+    labels: Any,
+    *further: Tensor,
+    images: int | None = None,
+    what: str = "the loss",
+) -> Tensor:
     """The loss of each image, checked to be one finite value. # shape: outputs (B, ...) -> (B,)
 
     Arguments:
         images: how many there are; None for one label each.
+        what: is evaluated, in the words of an error.
     """
     _model_checks.outputs(outputs, len(labels) if images is None else images)
     try:
@@ -85,10 +93,10 @@ def evaluate(loss: Callable[..., Tensor], outputs: Tensor, labels: Any, *further
     except (RuntimeError, IndexError) as error:  # torch's message about shapes, dtypes or classes does not name the loss
         kind = f"{labels.dtype} of {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
         raise ValueError(
-            f"the loss cannot take outputs {outputs.dtype} of {tuple(outputs.shape)} and labels {kind} "
-            f"({_checks.first_line(error, 120)}); pass labels that it takes, or another loss"
+            f"{what} cannot take outputs {outputs.dtype} of {tuple(outputs.shape)} and labels {kind} "
+            f"({_checks.first_line(error, 120)}); pass labels that it takes, or another {what.split()[-1]}"
         ) from error
-    _model_checks.per_image_losses(losses, len(outputs))
+    _model_checks.per_image_losses(losses, len(outputs), what)
     return losses
 
 

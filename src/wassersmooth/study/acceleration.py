@@ -12,7 +12,9 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from wassersmooth import _checks
 from wassersmooth.learning.compiled.fast_gradients import FastGradients
@@ -95,7 +97,8 @@ class FastStep:
 
     A batch that cannot be divided among the processes has a weight in all of them, so all of them take the eager step. If the
     gradients cannot be traced, compiled or captured, the eager step takes over for the rest of the training, from the same
-    batch on, with a warning that says why. A failure after that has another cause, which the eager step would hide.
+    batch on, with a warning that says why, in all processes together. A failure after that has another cause, which the eager
+    step would hide.
     """
 
     def __init__(self, eager: EagerStep, compile: bool, cuda_graph: bool) -> None:
@@ -105,20 +108,35 @@ class FastStep:
     def __call__(self, images: Tensor, labels: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         if self.gradients is None or weight != 1:
             return self.eager(images, labels, weight)
-        try:
-            with self.eager.autocast:
-                terms = self.gradients(images, labels, self.eager.noise)
-        except Exception as error:
-            # About the data or a loss that is not finite: the eager step would say the same.
-            refused = isinstance(error, ValueError) and not isinstance(error, DifferentGradientsError)
-            if refused or self.gradients.prepared:
-                raise
-            reason = _checks.first_line(error, 300)
+        if not self.gradients.prepared and (reason := self._prepare(self.gradients, images, labels)):
             warnings.warn(f"training continues with the eager step, not the fast one: {reason}", stacklevel=2)
             self.gradients = None
             return self.eager(images, labels, weight)
+        with self.eager.autocast:
+            terms = self.gradients(images, labels, self.eager.noise)
         self.eager.optimizer.step()
         return terms.loss, terms.penalty
+
+    def _prepare(self, gradients: FastGradients, images: Tensor, labels: Tensor) -> str:
+        """Why this process or another one cannot prepare the step; empty if all can.
+
+        Fast and eager steps average gradients in different pieces: two processes that take different ones would add up the
+        gradients of different parameters, or wait forever.
+        """
+        reason = ""
+        try:
+            with self.eager.autocast:
+                gradients.prepare(images, labels, self.eager.noise)
+        except Exception as error:
+            # About the data or a loss that is not finite: the eager step would say the same.
+            if isinstance(error, ValueError) and not isinstance(error, DifferentGradientsError):
+                raise
+            reason = _checks.first_line(error, 300)
+        if isinstance(self.eager.model, DistributedDataParallel):
+            prepared = torch.tensor(float(not reason), device=images.device)
+            dist.all_reduce(prepared, dist.ReduceOp.MIN, self.eager.model.process_group)
+            reason = reason or ("" if prepared else "another process cannot take it, and says why")
+        return reason
 
 
 def interleave(trainings: Sequence[Iterator[None]], device: torch.device, parallel: int) -> None:

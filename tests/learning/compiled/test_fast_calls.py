@@ -151,6 +151,9 @@ def test_backward_after_a_fast_call_is_one_clear_line():
             RuntimeError, match=r"^the gradients are in parameter.grad already, .*; call optimizer.step\(\) without"
         ):
             terms.total.backward()
+        for term in (terms.loss, terms.penalty):
+            with pytest.raises(RuntimeError, match=r"^the gradients are in parameter.grad already"):
+                term.backward()
 
 
 def test_float16_is_refused_with_the_remedy():

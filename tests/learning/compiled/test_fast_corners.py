@@ -318,13 +318,6 @@ def test_models_that_write_into_their_input_do_not_change_the_images(objective):
     assert torch.equal(images, before)
 
 
-@pytest.mark.parametrize("shape", [(), (1, 1, 1)], ids=str)
-def test_a_tensor_that_is_no_buffer_is_told_to_become_one(shape):
-    mean = torch.full(shape, 0.5, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match=r"that is neither a parameter nor a buffer; .*register_buffer, or use "):
-        traced(PENALTY, Around(smooth_net(), lambda x: x - mean))(*batch())
-
-
 @pytest.mark.parametrize("objective", [Plain(), PENALTY, Tikhonov(METRIC, 0.3)], ids=repr)
 def test_a_model_without_anything_to_train_is_refused(objective):
     """Every gradient would be None, and no optimizer would complain."""

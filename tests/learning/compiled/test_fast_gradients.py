@@ -1,6 +1,7 @@
 """Fast gradients are the gradients of the objective: every layer, every objective, every side effect."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -249,6 +250,39 @@ def test_learned_strengths_and_graph_weights_get_their_gradients(of, power, devi
             for one, other in zip(model.buffers(), twin.buffers(), strict=True):
                 one.copy_(other)
         optimizer.step()
+
+
+class WithLearned(nn.Module):
+    """A network with a parameter that is also the strength, or the graph weights, of its penalty."""
+
+    def __init__(self, learned, used):
+        super().__init__()
+        self.inner, self.learned, self.used = smooth_net(), nn.Parameter(learned), used
+
+    def forward(self, x):
+        return self.inner(x) * (self.learned.mean() if self.used else 1)
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("kind", ["eta", "weights"])
+def test_what_is_learned_may_be_a_parameter_of_the_model(kind, used):
+    """Its gradients as a parameter and as a part of the penalty add up."""
+    (images, labels), terms = batch(), []
+    learned = torch.tensor(0.6, dtype=torch.float64) if kind == "eta" else torch.rand(12, dtype=torch.float64).add_(0.5)
+    model = WithLearned(learned, used)
+    twin = copy.deepcopy(model)
+    for one in (model, twin):
+        graph = PixelGraph.grid(8, 8, radius=2, **({"weight": one.learned} if kind == "weights" else {}))
+        objective = GradientPenalty(Wasserstein(graph, mass=0.1), one.learned if kind == "eta" else 0.5)
+        step = traced(objective, one) if one is model else partial(eager, objective, one)
+        terms.append(step(images, labels))
+    assert_same_step(terms[0], Terms(*(term.detach() for term in terms[1])), model, twin, 1e-9)
+    assert model.learned.grad is not None
+    fast, expected = traced(objective, twin), 3 * twin.learned.grad
+    fast(images, labels)
+    for _ in range(2):
+        fast(images, labels, accumulate=True)
+    assert_matches(twin.learned.grad, expected, 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ class FastGradients:
     The first call traces, compiles and captures, which takes from seconds to minutes, and compares its gradients with the
     eager ones. It fixes the model's tensors, modes and hooks, autocast and the generator; a call with others runs eagerly. So
     does a batch of another shape, which is prepared when that shape comes again, up to four shapes. What the model keeps in
-    plain Python, such as a dropout rate, is compiled in. Hooks that record something run while the model is traced, not later.
+    plain Python, such as a dropout rate, is compiled in. Tensors that the model, the loss or the penalty hold, such as the
+    weights of classes, are read in every step, so they may be changed in place; another tensor put in their place is not seen.
+    Hooks that record something run while the model is traced, not later.
 
     The values of images and labels, and the loss, are checked as in eager mode: on the CPU in every batch, on CUDA only in the
     first, since each check would wait for the device. In later batches on CUDA, NaN or negative images go unnoticed.
@@ -110,6 +112,11 @@ class FastGradients:
         """Whether some batch shape is prepared; before that, no parameter has changed."""
         return bool(self.steps)
 
+    def prepare(self, images: Any, labels: Any, generator: torch.Generator | None = None) -> None:
+        """Prepare the step for this batch, without taking it: several processes can then agree whether all take it."""
+        images, labels = pytree.tree_map(_checks.without_inference_mode, (images, labels))
+        self._prepared_step(images, labels, generator)
+
     def __call__(self, images: Any, labels: Any, generator: torch.Generator | None = None, accumulate: bool = False) -> Terms:
         """The terms of a batch. # shape: images (B, C, H, W) in [0, 1], labels (B,) or (B, k)
 
@@ -130,7 +137,8 @@ class FastGradients:
             terms = _fast_step(step, images, labels, accumulate)
         if isinstance(self.model, DistributedDataParallel):
             data_parallel.average_gradients(self.model)
-        terms.total.backward = _refuse_backward  # type: ignore[method-assign]
+        for term in terms:
+            term.backward = _refuse_backward  # type: ignore[method-assign]
         return terms
 
     def _prepared_step(self, images: Any, labels: Any, generator: torch.Generator | None) -> PreparedStep | None:

@@ -47,10 +47,9 @@ def trace_field_graph(spec: StepSpec, model: nn.Module, inputs: Any, labels: Any
     def field(outputs: Tensor, labels: Any, covector: Tensor, *probe: Tensor) -> Tensor:
         if term.of is None:
             assert loss is not None
-            values = loss(outputs, labels)
+            values = losses.evaluate(loss, outputs, labels, images=len(outputs))
         else:
-            values = term.of(outputs, labels, *probe)
-        _model_checks.per_image_losses(values, len(outputs))
+            values = losses.evaluate(term.of, outputs, labels, *probe, images=len(outputs), what="of")
         return values + _product(covector, outputs).to(values.dtype)
 
     return trace_joint_graph(model, field, inputs, labels, [torch.zeros_like(outputs), *probe])

@@ -69,11 +69,24 @@ def fold_constants(graph: fx.GraphModule) -> None:
         node.replace_all_uses_with(constant)
 
 
+def held_tensors(graph: fx.Graph) -> dict[str, list[fx.Node]]:
+    """The nodes of each tensor that the traced code holds, as a loss holds the weights of its classes, by its name.
+
+    Tensors that the trace makes of numbers are attributes of the graph, too, but are copied before anything else.
+    """
+    found: dict[str, list[fx.Node]] = {}
+    for node in graph.find_nodes(op="get_attr"):
+        if any(user.target is not aten.lift_fresh_copy.default for user in node.users):
+            found.setdefault(node.target, []).append(node)
+    return found
+
+
 def _independent_of_arguments(graph: fx.Graph) -> dict[fx.Node, None]:
     """The tensors that are the same in every call, in the order of the graph."""
     known: dict[fx.Node, None] = {}
+    held = held_tensors(graph)
     for node in graph.nodes:
-        constant = node.op == "get_attr"
+        constant = node.op == "get_attr" and node.target not in held
         if node.op == "call_function" and isinstance(node.target, OpOverload) and isinstance(node.meta.get("val"), Tensor):
             drawn = torch.Tag.nondeterministic_seeded in node.target.tags or writes_to_arguments(node.target)
             constant = not drawn and all(source in known for source in node.all_input_nodes)
@@ -214,7 +227,9 @@ def trace_joint_graph(
 
     parameters, buffers = ([tensor.detach() for tensor in tensors] for tensors in (model.parameters(), model.buffers()))
     images, constants, leaves = layout.split(inputs, labels)
+    attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
     graph = trace_elementary(step, (images, constants, leaves, parameters, buffers, list(field_arguments)))
+    _refuse_replaced_attributes(graph, attributes)
     separate_products(graph)
     nodes: Any = graph.graph.output_node().args[0]
     outputs, values, g, *rest = nodes
@@ -238,6 +253,19 @@ def _refuse_replaced(found: dict[str, Tensor], given: dict[str, Tensor]) -> None
     """Raise if a pass replaced a buffer by another tensor: the graph would not see the new one."""
     if any(found[place] is not tensor for place, tensor in given.items()):
         raise RuntimeError("it replaces its buffers, where it should change them in place")
+
+
+def _refuse_replaced_attributes(graph: fx.GraphModule, attributes: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    """Raise if a pass read a tensor that is no buffer and put another in its place; the old one is put back.
+
+    Arguments:
+        attributes: those of each module, now and before the pass.
+    """
+    held = {id(getattr(graph, name)) for name in held_tensors(graph.graph)}
+    for now, before in attributes:
+        if replaced := {name: one for name, one in before.items() if id(one) in held and now.get(name) is not one}:
+            now.update(replaced)
+            raise RuntimeError(f"it replaces {next(iter(replaced))}; use register_buffer, and change it in place")
 
 
 def _used_parameters(

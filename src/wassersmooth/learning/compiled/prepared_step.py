@@ -19,14 +19,14 @@ from wassersmooth.learning.compiled import compile_cache
 from wassersmooth.learning.compiled.cuda_graph import CudaGraph
 from wassersmooth.learning.compiled.functional_model import FunctionalModel
 from wassersmooth.learning.compiled.gradient_step import gradient_step, plain_step, trace_field_graph, trace_loss_graph
-from wassersmooth.learning.compiled.joint_graph import BatchLayout, JointGraph, StepArguments, trace_elementary
+from wassersmooth.learning.compiled.joint_graph import BatchLayout, JointGraph, StepArguments, held_tensors, trace_elementary
 from wassersmooth.learning.compiled.memory_plan import keep_chosen_values
 from wassersmooth.learning.compiled.metric_op import MetricHandle
 from wassersmooth.learning.compiled.replace_convolutions import kernels_made_meanwhile, replace_convolutions
 from wassersmooth.learning.compiled.second_jvp import hessian_step
 from wassersmooth.learning.compiled.supported_models import nothing_to_train
 from wassersmooth.learning.covector_norms import evaluate_unchecked
-from wassersmooth.learning.gradient_gap import IMAGES, verify_compiled_step
+from wassersmooth.learning.gradient_gap import IMAGES, DifferentGradientsError, verify_compiled_step
 from wassersmooth.learning.objective import Objective, detached, first_input
 from wassersmooth.learning.step_spec import FunctionTerm, GradientTerm, HessianTerm, PenaltyTerm, StepSpec
 from wassersmooth.model_state import RandomState, call_model, preserve_state
@@ -84,7 +84,7 @@ class PreparedStep:
     """``step(inputs, labels)`` returns loss, penalty, gradients and the buffers after the step.
 
     Attributes:
-        trained: what has a gradient, in its order: parameters, then learned tensors of the penalty.
+        trained: what has a gradient, in its order: parameters, then learned tensors of the penalty that are none of these.
         untrained: the other parameters.
         buffers: of the model.
         outputs: the shape of the model's outputs.
@@ -127,8 +127,11 @@ class PreparedStep:
         if options.compile:
             function.compile(example, options)
         named, gradients = dict(model.named_parameters()), joint.parameter_gradients
-        self.trained = [*(parameter for name, parameter in named.items() if name in gradients), *spec.learned]
-        self.untrained = [parameter for name, parameter in named.items() if name not in gradients]
+        of_model = [named[name] for name in named if name in gradients]
+        places = {id(parameter): place for place, parameter in enumerate(of_model)}
+        of_penalty = [tensor for tensor in spec.learned if id(tensor) not in places]
+        self.trained, filled = [*of_model, *of_penalty], {*places, *map(id, of_penalty)}
+        self.untrained = [parameter for parameter in named.values() if id(parameter) not in filled]
         self.buffers, self.outputs, strides = list(model.buffers()), outputs.shape, images.stride()
         self.shape = first_input(batch).shape
         self.compiled, self.captured = function.run is not function.graph, False
@@ -139,7 +142,12 @@ class PreparedStep:
             drawn = sampler.probes(self.layout.inputs(images, constants), labels, like, generator)
             arguments = StepArguments(images, constants, leaves, eta, self.handle.tensor, *state, drawn)
             loss, penalty, found, buffers, input_gradients = function(arguments, run)
-            return loss, penalty, [*found, *_learned_gradients(spec, images, input_gradients)], buffers
+            for tensor, gradient in zip(spec.learned, _learned_gradients(spec, images, input_gradients), strict=True):
+                if (place := places.get(id(tensor))) is None:
+                    found.append(gradient)
+                else:  # a parameter that the model uses, too
+                    found[place] = found[place] + gradient
+            return loss, penalty, found, buffers
 
         def step(images: Tensor, constants: list[Tensor], leaves: list[Tensor]) -> Any:
             labels = self.layout.labels(leaves)
@@ -148,7 +156,7 @@ class PreparedStep:
         if options.verify:
             options.progress("comparing")
             if not (joint.is_random and _outputs_vary(model, images, constants)):
-                seeded, of_batch = torch.Generator(device), (objective, model, batch, labels, list(gradients), spec.learned)
+                seeded, of_batch = torch.Generator(device), (objective, model, batch, labels, list(gradients), of_penalty)
 
                 def verify_in_full_precision() -> None:
                     """Compare the same step in float32, without autocast and tf32; under autocast, which is traced, another."""
@@ -191,17 +199,18 @@ class _Function:
 
         self.graph = trace_elementary(flat_step, flat, for_compiler)
         self.graph.graph.set_codegen(fx.graph.CodeGen())
+        self.held = _take_held_tensors(self.graph, example)
         self.graph.recompile()
         self.run: Callable[..., Any] = self.graph
 
     def __call__(self, arguments: StepArguments, run: Callable[..., Any] | None = None) -> Any:
         """The results, by default of the fastest function there is."""
-        return pytree.tree_unflatten(list((run or self.run)(*pytree.tree_leaves(arguments))), self.structure)
+        return pytree.tree_unflatten(list((run or self.run)(*pytree.tree_leaves(arguments), *self.held)), self.structure)
 
     def compile(self, example: StepArguments, options: Options) -> None:
         """Replace the graph by a compiled function. No dispatcher of torch.compile is involved: the graph is traced already."""
         options.progress(f"compiling{_estimate(self.graph) if example.images.is_cuda else ''}")
-        flat = pytree.tree_leaves(example)
+        flat = [*pytree.tree_leaves(example), *self.held]
         random_state = RandomState(example.images.device)
         try:
             with torch.autocast(example.images.device.type, enabled=False), torch.no_grad():
@@ -215,6 +224,41 @@ class _Function:
             warnings.warn(f"{reason}; it runs uncompiled, which is slower", stacklevel=4)
         finally:
             random_state.restore()
+
+
+def _take_held_tensors(graph: fx.GraphModule, example: StepArguments) -> list[Tensor]:
+    """Make further arguments of the tensors that the model, the loss or the penalty holds, and return them: their values are
+    read in every step, and functions with other values share what is compiled.
+    """
+    device, last = example.images.device, graph.graph.find_nodes(op="placeholder")[-1]
+    held: list[Tensor] = []
+    mode = last.meta["val"].fake_mode
+    for name, nodes in held_tensors(graph.graph).items():
+        tensor = getattr(graph, name)
+        described = f"got a tensor of shape {tuple(tensor.shape)}"
+        if tensor.requires_grad:
+            raise DifferentGradientsError(
+                "the model, the loss or the penalty holds a tensor that requires grad, whose gradient a fast step does not "
+                f"fill; {described}; make it a parameter that the model uses, or hold it detached, or use the objective itself"
+            )
+        if any(tensor.data_ptr() == buffer.data_ptr() for buffer in example.buffers):
+            raise DifferentGradientsError(
+                "the loss or the penalty reads a buffer of the model, which changes only at the end of a fast step; "
+                f"{described}; hand it over with the labels, or use the objective itself"
+            )
+        if tensor.device != device:
+            raise DifferentGradientsError(
+                f"tensors that the model, the loss or the penalty holds must be on the device of the images, {device}; "
+                f"{described} on {tensor.device}; move it there"
+            )
+        with graph.graph.inserting_after(last):
+            last = graph.graph.placeholder(f"held{len(held)}")
+        last.meta["val"] = mode.from_tensor(tensor.detach(), static_shapes=True)
+        for node in nodes:
+            node.replace_all_uses_with(last)
+            graph.graph.erase_node(node)
+        held.append(tensor.detach())
+    return held
 
 
 class _Sampler:
@@ -254,11 +298,6 @@ def explain_trace_errors(images: Tensor) -> Iterator[None]:
     except Exception as error:  # anything the model's code runs into, and everything that torch cannot trace
         _model_checks.explain_shape_mismatch(images, error)
         eager = "use the objective itself, objective(model, images, labels)"
-        if "convert all Tensors to FakeTensors" in str(error):  # the trace knows parameters, buffers and inputs alone
-            raise RuntimeError(
-                "this model cannot be traced: it reads a tensor that is neither a parameter nor a buffer; register it with "
-                f"register_buffer, or {eager}"
-            ) from error
         raise RuntimeError(f"this model cannot be traced ({_checks.first_line(error, 200)}); {eager}") from error
 
 
@@ -266,6 +305,7 @@ def _example_outputs(spec: StepSpec, model: nn.Module, images: Tensor, constants
     """The outputs of a pass without side effects; raises about outputs and labels of wrong shapes."""
     with preserve_state(model, images.device), torch.no_grad():
         outputs = call_model(model, images, *constants)
+        _model_checks.outputs(outputs, len(images))
         if spec.loss is not None:
             losses.evaluate(losses.resolve(spec.loss), outputs, labels, images=len(images))
     return outputs

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wassersmooth import _model_checks
 from wassersmooth._torch_internals import module_hook_ids, parameter_hook_ids
 from wassersmooth.learning.compiled import data_parallel
-from wassersmooth.learning.wrappers import is_compiled, refuse_unsupported_wrappers
+from wassersmooth.learning.wrappers import is_compiled, refuse_unsupported_wrappers, unwrap
 
 
 def check_model(model: nn.Module) -> None:
@@ -19,6 +19,13 @@ def check_model(model: nn.Module) -> None:
         raise ValueError("fast gradients bypass DataParallel; pass the model inside, or use DistributedDataParallel")
     if isinstance(model, DistributedDataParallel):
         data_parallel.check(model)
+    for module in unwrap(model).modules():
+        if isinstance(module, DistributedDataParallel | nn.DataParallel):
+            raise ValueError(
+                "fast gradients are averaged over processes only for a model that is wrapped as a whole; got "
+                f"{type(module).__name__} inside another module; wrap the whole model: "
+                "DistributedDataParallel(ws.Normalized(net, ...))"
+            )
     if is_compiled(model):
         raise ValueError("fast gradients compile the step themselves; got a compiled model; pass the model as it was")
     refuse_parameter_hooks(model)
