@@ -6,7 +6,7 @@ from tests.triton_interpreter import INTERPRETED
 
 pytest.importorskip("triton")
 
-from tests.kernel_compiler import SELECTION, assembler_is_missing, compiling
+from tests.kernel_compiler import AWARE, SELECTION, assembler_is_missing, compiling
 
 SHARED_MEMORY = 99 * 1024  # bytes of a block, with compute capability 8.6, 8.9 or 12.0; 8.0 has 163 KiB, and 9.0 has 227
 A_FEW_REGISTERS = 96  # bytes of a thread's stack: Triton's versions differ by as much
@@ -25,6 +25,8 @@ def test_launches_of_the_library(call, arch):
     with compiling(arch) as found:
         call()
     assert found
+    if getattr(call, "graph", None) == AWARE:
+        assert "edge_aware_kernels.add_flows" in {kernel.name for kernel in found}, "noise is a loop over relations"
     for kernel in found:
         assert kernel.stack <= A_FEW_REGISTERS, f"registers are spilled: \n{kernel}"
         if kernel.name.startswith(WITHOUT_SHARED_MEMORY):

@@ -59,7 +59,9 @@ class Render:
 
 @dataclass(frozen=True)
 class Operator:
-    """Time quad and mv of L(x) against the loop over neighbor relations, for radii and image sizes.
+    """Time quad and mv of L(x) against the loop over neighbor relations, and beside copying what they read and write.
+
+    The second table also has derivatives, noise, all kinds of weights and coherent motion.
 
     python -m experiments.speed operator --output results/speed/operator-cpu.json
     """
@@ -67,7 +69,7 @@ class Operator:
     device: str = "auto"
     """auto (CUDA where there is one), cpu, cuda, cuda:1."""
     repeats: int = 15
-    """Rounds, in each of which every case is timed once."""
+    """Rounds, in each of which every case is timed once; at most 5 (CUDA: 9) for the second table."""
     output: Path | None = None
     """Also writes the numbers to this file."""
 

@@ -3,8 +3,9 @@
 Forward passes without gradients, square neighborhoods with constant weights, float32. The cases are timed in turn, so read
 the ratios: absolute times depend on the machine and on its load.
 
-On CUDA a second table gives device time alone, of forward and backward passes replayed from a CUDA graph, next to the time
-of cloning every input and output once.
+A second table is that of ``wassersmooth bench``: forward and backward passes and noise, for all kinds of weights and for
+coherent motion, next to the time of cloning every field that is read or written. On CUDA its times are of the device alone, of
+passes replayed from a CUDA graph.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from torch import Tensor
 import wassersmooth as ws
 from wassersmooth.geometry.cometric import WeightedLaplacian
 from wassersmooth.study.bench.operator import operator_rows, quad_by_edges
+from wassersmooth.study.bench.tables import TABLES
 from wassersmooth.study.bench.timing import timings
 
 SMALL = (128, 3, 32, 32)
 LARGE = (8, 1, 224, 224)  # about as many pixels: 401,408 against 393,216
 RADII = (2, 4, 8)
+MOST_ROUNDS = {"cpu": 5, "cuda": 9}  # of the second table, whose slowest cases take a second each on a CPU
 OTHER_WEIGHTS: dict[str, dict[str, Any]] = {"gaussian": {"weight": "gaussian"}, "disk": {"neighborhood": "disk"}}
 
 
@@ -76,7 +79,7 @@ def peak_memory(device: torch.device) -> dict[str, float]:
 
 
 def measure_operator(device: torch.device, repeats: int) -> dict[str, Any]:
-    """Times in milliseconds, the ratios that have goals, peak memory; on CUDA device times too."""
+    """Times in milliseconds, the ratios that have goals, peak memory, and the rows of the second table."""
     with torch.no_grad():
         times = {name: timing.ms for name, timing in timings(build_cases(device), repeats, device).items()}
     pixels = torch.Size(SMALL).numel() / torch.Size(LARGE).numel()
@@ -91,17 +94,14 @@ def measure_operator(device: torch.device, repeats: int) -> dict[str, Any]:
         other, constant = times[f"{op}, {size} r=8, gaussian"], times[f"{op}, {size} r=8"]
         ratios[f"gaussian / constant, {op}, {size} r=8 (goal: at most 3)"] = other / constant
     report: dict[str, Any] = {"milliseconds": times, "ratios": ratios, "memory": peak_memory(device)}
-    return report | {"device": operator_rows(device)} if device.type == "cuda" else report
+    return report | {"operator": operator_rows(device, repeats=min(repeats, MOST_ROUNDS[device.type]))}
 
 
 def operator_lines(report: dict[str, Any]) -> list[str]:
-    """The report as a table."""
+    """The report as two tables, the second one in Markdown."""
     lines = [f"{'case':32} {'ms':>9}", *(f"{name:32} {ms:9.3f}" for name, ms in report["milliseconds"].items())]
     lines += ["", f"{'ratio':52} {'value':>7}", *(f"{name:52} {ratio:7.2f}" for name, ratio in report["ratios"].items())]
     lines += [f"{name}: {size:.1f}" for name, size in report["memory"].items()]
-    if "device" in report:
-        lines += ["", f"{'device time':44} {'us':>8} {'clones':>8} {'ratio (goal, constant: at most 2)'}"]
-    for row in report.get("device", ()):
-        name = f"{row['op']} {row['pass']}, {row['shape'][-1]}px r={row['radius']} {row['neighborhood']} {row['weights']}"
-        lines.append(f"{name:44} {1e3 * row['ms']:8.1f} {1e3 * row['copy_ms']:8.1f} {row['ratio']:8.2f}")
-    return lines
+    rows = report["operator"]
+    table = TABLES["operator"](rows, {"cuda": any(row["captured"] for row in rows)})
+    return [*lines, "", *table.to_markdown().splitlines()]

@@ -3,15 +3,17 @@
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import wassersmooth as ws
-from tests.compare import assert_each_matches, assert_matches
+from tests.compare import assert_each_matches, assert_matches, assert_within_standard_errors, to_numpy
 from tests.triton_interpreter import INTERPRETED, assert_passes_in_the_interpreter
-from wassersmooth.geometry import box_ops, edge_aware_ops, laplacian_maps
+from wassersmooth.geometry import box_ops, edge_aware_ops, laplacian_maps, table_ops
 from wassersmooth.geometry.edge_aware import EdgeAwareGraph
+from wassersmooth.geometry.neighbor_sum import edge_ends
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 SMALL = [((3, 7), 2), ((2, 12), 4), ((1, 10), 3)]
@@ -70,6 +72,53 @@ def test_kernels_against_the_loop_over_edges(size: tuple[int, int], radius: int,
     cometric = ws.Wasserstein(graph.base).cometric(x)
     exact = ws.Wasserstein(graph.base).cometric(x.double())
     assert_each_matches(cometric.quad(v), exact.quad(v.double()), 1e-6)
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    ("size", "radius", "channels"),
+    [((5, 7), 2, 2), ((1, 6), 2, 5)] + ([] if INTERPRETED else [(*c, 3) for c in LARGE]),
+    ids=str,
+)
+def test_noise_of_given_normal_numbers(
+    size: tuple[int, int], radius: int, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the loop over edges in float64, in one piece and in several."""
+    x = fields(*size, channels)[0]
+    x[0, 0, 0, 0] = 0
+    x[0, 1, 0, :2] = 0  # an edge that carries nothing
+    base = ws.PixelGraph.grid(*size, radius, "disk", lambda dy, dx: 1.0 + dy + 0.5 * dx * dx, features=colors)
+    normals = torch.randn(len(base.offsets), *x.shape, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    metric = ws.Wasserstein(base)
+    exact = metric.cometric(x.double())
+    drawn = iter([edge_ends(z, relation)[0] for relation, z in zip(base.edge_relations, normals.double(), strict=True)])
+    monkeypatch.setattr("wassersmooth.geometry.cometric.standard_normal", lambda shape, like, generator: next(drawn))
+    expected = exact.sample()
+    assert next(drawn, None) is None
+    for number in (len(normals), 2):
+        chunks = iter(normals.split(number))
+        monkeypatch.setattr(table_ops, "MOST_NORMALS", number * x.numel())
+        monkeypatch.setattr(table_ops, "standard_normal", lambda shape, like, generator, chunks=chunks: next(chunks))
+        assert_matches(metric.cometric(x).sample(), expected, 2e-6)
+        assert next(chunks, None) is None  # they were used
+
+
+def test_moments_of_noise() -> None:
+    """Mean and covariance in float32, each against its own standard error, and the same noise for the same seed."""
+    draws, size = 1500 if INTERPRETED else 30_000, 2 * 2 * 3
+    x = fields(2, 3)[0][:1]
+    metric = ws.Wasserstein(ws.PixelGraph.grid(2, 3, 1, features=colors))
+    L = to_numpy(metric.cometric(x.double()).as_matrix())[0]
+    plain = to_numpy(ws.Wasserstein(ws.PixelGraph.grid(2, 3, 1)).cometric(x.double()).as_matrix())[0]
+    assert np.abs(L - plain).max() > 0.1 * np.abs(plain).max()  # the features matter
+    many = metric.cometric(x.expand(draws, -1, -1, -1))
+    samples = [many.sample(torch.Generator(DEVICE).manual_seed(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(samples[0], samples[1])
+    assert not torch.equal(samples[0], samples[2])
+    xi = to_numpy(samples[0].double().flatten(1))
+    assert_within_standard_errors(xi.mean(0), np.zeros(size), np.sqrt(np.diag(L) / draws))
+    error = np.sqrt((np.outer(np.diag(L), np.diag(L)) + L**2) / draws)
+    assert_within_standard_errors(xi.T @ xi / draws, L, error)
 
 
 def test_derivatives_take_the_features_as_constants() -> None:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from wassersmooth import _checks
-from wassersmooth.geometry import krylov, laplacian_maps, table_ops
+from wassersmooth.geometry import edge_aware_ops, krylov, laplacian_maps, table_ops
 from wassersmooth.geometry.components import Components, connected_components
+from wassersmooth.geometry.edge_aware import EdgeAwareGraph
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.neighbor_sum import Relation, edge_ends, spread_to_ends
 from wassersmooth.geometry.randomness import standard_normal
@@ -440,8 +441,9 @@ class WeightedLaplacian(Cometric):
         factorization (docs/maths.md, section 3)."""
         _checks.generator(generator)
         elsewhere = generator is not None and generator.device != self.u.device  # its seed gives the same noise everywhere
-        if table_ops.supports(self.graph, self.u) and not self.graph.learned and not elsewhere:
-            xi = table_ops.sample(self.graph, self.u, generator)
+        kernels = edge_aware_ops if isinstance(self.graph, EdgeAwareGraph) else table_ops
+        if kernels.supports(self.graph, self.u) and not self.graph.learned and not elsewhere:
+            xi = kernels.sample(self.graph, self.u, generator)
         else:
             xi = self._sample_by_edges(generator)
         if self.mass:

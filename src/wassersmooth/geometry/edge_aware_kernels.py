@@ -1,7 +1,8 @@
-"""The Triton kernel for weights that depend on features. Launched by :mod:`wassersmooth.geometry.edge_aware_ops`.
+"""Triton kernels for weights that depend on features. Launched by :mod:`wassersmooth.geometry.edge_aware_ops`.
 
-Each thread has four pixels of a row and walks over the rows of their windows, four neighbors at a time. Every difference is
-taken by itself, so that nothing cancels. The tensors of a row are (THREADS,), in tuples of four columns.
+In the kernel of the maps, each thread has four pixels of a row and walks over the rows of their windows, four neighbors at a
+time. Every difference is taken by itself, so that nothing cancels. The tensors of a row are (THREADS,), in tuples of four
+columns. In the kernel of the noise, each thread has one pixel of a few channels, whose edges have the same weights.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
 # ruff: noqa: RUF005 (Triton concatenates tuples, and cannot unpack them into another)
@@ -118,3 +119,72 @@ def edge_aware(
     else:
         result = _plane(result, image, channel, result_image, result_channel, FOURS)
         _store4(result, result_row, result_column, y, x, valid, height, width, value, FOURS, THREADS)
+
+
+@triton.jit
+def add_flows(
+    u,
+    normals,
+    features,
+    offsets,
+    weights,
+    xi,
+    relations,
+    size,
+    images,
+    channels,
+    height,
+    width,
+    SOME: tl.constexpr,
+    FEATURES: tl.constexpr,
+    LARGEST: tl.constexpr,
+    FRESH: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """Add sqrt(w_ij (u_i + u_j)/2) z_ij at the first and subtract it at the second end of the edges of some relations.
+
+    Like the kernel of that name for tables, but w_ij is the relation's weight times a power of 2: see :func:`edge_aware` for
+    the features. A program has SOME channels.
+    """
+    pixels = height * width
+    place = tl.program_id(0).to(tl.int64) * THREADS + tl.arange(0, THREADS)
+    image, pixel = place // pixels, (place % pixels).to(tl.int32)
+    valid = image < images
+    x, y = pixel % width, pixel // width
+    features += image * (FEATURES * pixels) + pixel
+    start = (image * channels + tl.program_id(1) * SOME) * pixels + pixel
+    here, sums, k_features = (), (), ()
+    for c in tl.static_range(SOME):
+        here = here + (tl.load(u + start + c * pixels, mask=valid, other=0.0),)
+        if FRESH:
+            sums = sums + (tl.zeros((THREADS,), tl.float32),)
+        else:
+            sums = sums + (tl.load(xi + start + c * pixels, mask=valid, other=0.0),)
+    for feature in tl.static_range(FEATURES):
+        k_features = k_features + (tl.load(features + feature * pixels, mask=valid, other=0.0),)
+    for relation in range(relations):
+        dy, dx = tl.load(offsets + 2 * relation), tl.load(offsets + 2 * relation + 1)
+        half, step = tl.load(weights + relation) * 0.5, dy * width + dx
+        after = valid & (y + dy < height) & (x + dx >= 0) & (x + dx < width)
+        before = valid & (y - dy >= 0) & (x - dx >= 0) & (x - dx < width)
+        distance_after = tl.zeros((THREADS,), tl.float32)
+        distance_before = distance_after
+        for feature in tl.static_range(FEATURES):
+            difference = k_features[feature] - tl.load(features + feature * pixels + step, mask=after, other=0.0)
+            distance_after = tl.fma(difference, difference, distance_after)
+            difference = k_features[feature] - tl.load(features + feature * pixels - step, mask=before, other=0.0)
+            distance_before = tl.fma(difference, difference, distance_before)
+        half_after = half * tl.exp2(-tl.minimum(distance_after, LARGEST))
+        half_before = half * tl.exp2(-tl.minimum(distance_before, LARGEST))
+        new = ()
+        for c in tl.static_range(SOME):
+            total, first = sums[c], start + c * pixels
+            there = tl.load(u + first + step, mask=after, other=0.0)
+            total += tl.sqrt(half_after * (here[c] + there)) * tl.load(normals + first, mask=after, other=0.0)
+            there = tl.load(u + first - step, mask=before, other=0.0)
+            total -= tl.sqrt(half_before * (here[c] + there)) * tl.load(normals + first - step, mask=before, other=0.0)
+            new = new + (total,)
+        sums = new
+        normals += size  # those of the next relation
+    for c in tl.static_range(SOME):
+        tl.store(xi + start + c * pixels, sums[c], mask=valid)

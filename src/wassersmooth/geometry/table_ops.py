@@ -7,6 +7,7 @@ are an argument, so that they may be learned. Their gradient is :data:`relation_
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -163,14 +164,18 @@ def table_and_degrees(graph: PixelGraph, weights: Tensor | None, like: Tensor) -
     return table, degrees
 
 
-def sample(graph: PixelGraph, u: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Noise of covariance A(u), from as many normal numbers as the edges have, and one more kernel. # shape: as u"""
+def sample(graph: PixelGraph, u: Tensor, generator: torch.Generator | None, add: Callable[..., Tensor] = add_flows) -> Tensor:
+    """Noise of covariance A(u), from a normal number for each pixel and relation, and one more kernel. # shape: as u
+
+    Arguments:
+        add: what adds the flows of some relations, like :data:`add_flows`, with other weights than those of a table.
+    """
     weights, offsets = graph.weights_like(u), graph.offset_tensor(u)
     xi: Tensor | None = None
     step = max(1, MOST_NORMALS // max(1, u.numel()))
     for start in range(0, len(weights), step):
         chunk = slice(start, start + step)
         normals = standard_normal(torch.Size((len(weights[chunk]), *u.shape)), u, generator)
-        xi = add_flows(u, normals, offsets[chunk], weights[chunk], xi)
+        xi = add(u, normals, offsets[chunk], weights[chunk], so_far=xi)
     assert xi is not None  # there is always a relation
     return xi

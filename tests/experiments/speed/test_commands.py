@@ -21,6 +21,7 @@ from tests.study.fake_bench import fake_report
 from tests.study.fake_runs import fake_study
 from wassersmooth.cli import main
 from wassersmooth.robustness import autoattack
+from wassersmooth.study.bench import operator
 from wassersmooth.study.data import Part
 from wassersmooth.study.runs import locked
 
@@ -229,11 +230,25 @@ def test_the_page_of_robustness_says_what_autoattack_measured() -> None:
 def test_the_cost_of_the_operator(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_cost, "SMALL", (2, 3, 32, 32))
     monkeypatch.setattr(operator_cost, "LARGE", (1, 1, 224, 224))
+    monkeypatch.setitem(operator.SHAPES, "cpu", ((2, 1, 12, 12),))
+    rounds: list[int] = []
+    measured = operator_cost.operator_rows
+    monkeypatch.setattr(
+        operator_cost, "operator_rows", lambda device, repeats: rounds.append(repeats) or measured(device, None, repeats)
+    )
     path = tmp_path / "operator.json"
     assert main(["operator", "--device", "cpu", "--repeats", "1", "--output", str(path)], PROGRAM) == 0
     report, committed = (json.loads(p.read_text()) for p in (path, ROOT / "results" / "speed" / "operator-cpu.json"))
-    assert report.keys() == committed.keys() >= ORIGIN
+    assert report.keys() - {"operator"} == committed.keys() - {"operator"} >= ORIGIN  # older files have no second table
     for part in ("milliseconds", "ratios", "memory"):
         assert report[part].keys() == committed[part].keys()
-    assert "loop / quad, 32px r=8" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "loop / quad, 32px r=8" in said
+    assert "| operation | radius | us | copy, us | times a copy | error |" in said
+    for name in ("mv backward in x, 2x1x12x12, learned | 8", "quad forward, 2x1x12x12, motion, advection | 2"):
+        assert f"| {name} | " in said
+    assert ("not captured" in said, "failed" in said) == (False, False)
+    assert [row["ratio"] > 0 for row in report["operator"] if row["op"] == "sample"] == [True] * 3
+    operator_cost.measure_operator(torch.device("cpu"), 6)
+    assert rounds == [1, 5]
     assert report["command"].startswith(commands.PROGRAM.name)

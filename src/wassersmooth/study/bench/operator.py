@@ -21,7 +21,7 @@ Shape = tuple[int, int, int, int]
 RADII = (2, 4, 8)
 SHAPES: dict[str, tuple[Shape, ...]] = {
     "cuda": ((512, 3, 32, 32), (64, 3, 224, 224)),
-    "cpu": ((128, 3, 32, 32), (8, 1, 224, 224)),
+    "cpu": ((64, 3, 32, 32), (4, 1, 224, 224)),  # derivatives of learned weights keep gigabytes
 }
 QUICK_SHAPES: tuple[Shape, ...] = ((16, 3, 32, 32),)
 REPETITIONS = 20  # calls in one graph, since one call is too short to be timed
@@ -57,9 +57,10 @@ CASES: tuple[Case, ...] = (
         for radius in (4, 8)
     ),
     *(Case(radius, "square", "edge-aware") for radius in (4, 8)),
-    *(Case(smoothness, "motion", "transport") for smoothness in (2, 4)),
+    *(Case(smoothness, "motion", kind) for kind in ("transport", "advection") for smoothness in (2, 4)),
 )
-SAMPLED = (Case(4, "square", "constant"),)
+# At radius 8 the normal numbers of large images take 6 GB.
+SAMPLED = tuple(Case(4, "square", weights) for weights in ("constant", "gaussian", "edge-aware"))
 
 
 def _colors(images: Tensor) -> Tensor:
@@ -72,10 +73,11 @@ def operator_rows(
 ) -> list[dict[str, Any]]:
     """One row for each shape, metric, operation and pass, in milliseconds per call.
 
-    Backward is the gradient in v of a recorded forward pass, and in the weights if they are learned. ``copy_ms`` is the time to
-    clone every field that is read or written: u, v, and the result of ``mv`` or the gradient; ``quad`` writes only one number
-    per image. For ``sample`` it is the time to draw as many normal numbers. ``error`` is the largest difference from float64,
-    as a part of the largest value. An operation that fails has a row with its ``failure``, and no times.
+    Backward is the gradient in v of a recorded forward pass, and in the weights if they are learned; backward in x is the
+    gradient in the image. Where L is linear in x, the forward pass of ``quad`` has kept its gradient, and only products are
+    left. ``copy_ms`` is the time to clone every field that is read or written (:func:`_fields`). For ``sample`` it is the time
+    to draw as many normal numbers. ``error`` is the largest difference from float64, as a part of the largest value. An
+    operation that fails has a row with its ``failure``, and no times.
     """
     rows: list[dict[str, Any]] = []
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -85,9 +87,9 @@ def operator_rows(
         v, g = (torch.randn(shape, generator=generator).to(device) for _ in range(2))
         if stream is not None:
             stream.wait_stream(torch.cuda.current_stream(device))
-        works: dict[Any, Work] = {2: _cloning(x, v), 3: _cloning(x, v, g)}
+        works: dict[Any, Work] = {2: _cloning(x, v), 3: _cloning(x, v, g), 4: _cloning(x, v, g, -g)}
         errors: dict[Any, float] = {}
-        failures: dict[Any, str] = {}
+        failures: dict[Any, str] = {}  # by case, operation and pass
         for case in CASES:
             try:
                 with torch.cuda.stream(stream):
@@ -97,27 +99,30 @@ def operator_rows(
                     works |= {(case, *key): work for key, work in found.items()}
                     errors |= {(case, op): error for op, error in _errors(metric, x, v).items()}
             except Exception as error:  # a kernel that a device cannot compile is a result of its own
-                failures[case] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                failures[case, "all", "forward"] = _first_line(error)
         prepared: dict[Any, Work] = {}
         uncaptured: list[Work] = []
         for key, work in works.items():
             if progress is not None:
                 progress(f"{shape[0]} images of {shape[-1]} pixels")
-            prepared[key] = _captured(work, device, _repetitions(key, device), stream, uncaptured)
+            try:
+                prepared[key] = _captured(work, device, _repetitions(key, device), stream, uncaptured)
+            except Exception as error:
+                failures[key] = _first_line(error)
         times = {key: timing.ms / _repetitions(key, device) for key, timing in timings(prepared, repeats, device).items()}
         for key, ms in times.items():
             if not isinstance(key, tuple) or key[1] == "normals":
                 continue
             case, op, direction = key
-            baseline: Any = (
-                (case, "normals", "forward") if op == "sample" else 2 if (op, direction) == ("quad", "forward") else 3
-            )
+            baseline: Any = (case, "normals", "forward") if op == "sample" else _fields(case, op, direction)
+            if baseline not in times:  # its failure has a row
+                continue
             row = {"op": op, "pass": direction, "captured": device.type == "cuda" and works[key] not in uncaptured}
             row |= {"error": errors[case, op]} if (case, op) in errors and direction == "forward" else {}
             row |= {"ms": ms, "copy_ms": times[baseline], "ratio": ms / times[baseline]}
             rows.append({"shape": list(shape), **dataclasses.asdict(case), **row})
-        for case, failure in failures.items():
-            row = {"op": "all", "pass": "forward", "captured": False, "failure": failure}
+        for (case, op, direction), failure in failures.items():
+            row = {"op": op, "pass": direction, "captured": False, "failure": failure}
             row |= dict.fromkeys(("ms", "copy_ms", "ratio"), 0.0)
             rows.append({"shape": list(shape), **dataclasses.asdict(case), **row})
     return rows
@@ -125,7 +130,20 @@ def operator_rows(
 
 def parts(shapes: tuple[Shape, ...]) -> int:
     """How often :func:`operator_rows` reports progress."""
-    return len(shapes) * (2 + 4 * len(CASES) + 2 * len(SAMPLED))
+    return len(shapes) * (3 + 6 * len(CASES) + 2 * len(SAMPLED))
+
+
+def _fields(case: Case, op: str, direction: str) -> int:
+    """How many fields a pass reads or writes. The numbers per image that ``quad`` returns, or whose gradients it takes, do not
+    count: forward, ``quad`` has x and v, and ``mv`` its result too; backward, v or what is in its place, x and the gradient."""
+    if direction == "backward in x":
+        linear = case.neighborhood != "motion"  # then x itself is not needed
+        return (2 if op == "quad" else 3) + (not linear)
+    return 2 if (op, direction) == ("quad", "forward") else 3
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 def quad_by_edges(laplacian: WeightedLaplacian, v: Tensor) -> Tensor:
@@ -150,6 +168,7 @@ def _captured(
         return captured(work, device, repetitions, stream)
     except RuntimeError:  # for example where weights are copied from the host
         torch.cuda.synchronize(device)
+        work()  # raises again if it is not the capture that failed
         uncaptured.append(work)
         return lambda: [work() for _ in range(repetitions)]
 
@@ -159,9 +178,12 @@ def _cloning(*fields: Tensor) -> Work:
 
 
 def _passes(metric: Metric, x: Tensor, v: Tensor, g: Tensor) -> dict[tuple[str, str], Work]:
-    cometric, v = metric.evaluate(x), v.detach().requires_grad_()
+    cometric, constant, v = metric.evaluate(x), v, v.detach().requires_grad_()
     quad, mv, ones = cometric.quad(v), cometric.mv(v), v.new_ones(len(v))
     inputs = [v, *_learned(cometric)]
+    image = x.detach().requires_grad_()
+    there = metric.evaluate(image)
+    quad_in_x, mv_in_x = there.quad(constant), there.mv(constant)
 
     @torch.no_grad()
     def forward(op: str) -> Tensor:
@@ -171,8 +193,10 @@ def _passes(metric: Metric, x: Tensor, v: Tensor, g: Tensor) -> dict[tuple[str, 
     return {
         ("quad", "forward"): lambda: forward("quad"),
         ("quad", "backward"): lambda: torch.autograd.grad(quad, inputs, ones, retain_graph=True),
+        ("quad", "backward in x"): lambda: torch.autograd.grad(quad_in_x, image, ones, retain_graph=True),
         ("mv", "forward"): lambda: forward("mv"),
         ("mv", "backward"): lambda: torch.autograd.grad(mv, inputs, g, retain_graph=True),
+        ("mv", "backward in x"): lambda: torch.autograd.grad(mv_in_x, image, g, retain_graph=True),
     }
 
 

@@ -186,7 +186,7 @@ def _operator_goals(rows: Iterable[dict[str, Any]]) -> list[tuple[str, float, st
         kind, radius = f"{row['neighborhood']} {row['weights']}", row["radius"]
         of_radius = (EDGE_AWARE_GOALS if row["weights"] == "edge-aware" else TABLE_GOALS).get(radius)
         if row["op"] == "sample":
-            key = ("sample of L(x), times its normal numbers", SAMPLE_GOAL)
+            key = (f"sample of L(x), {kind}, times its normal numbers", SAMPLE_GOAL)
         elif kind == "square constant":
             key = (f"operator, {kind}, times a copy", CONSTANT_GOAL)
         elif row["neighborhood"] == "motion":
