@@ -339,9 +339,9 @@ class PixelGraph:
 
         # shape: (..., H, W) -> the same
         """
-        if self.learned or isinstance(self.stencil, EdgeSum):
+        if self.learned or isinstance(stencil := self.stencil, EdgeSum):
             return relation_sum(self.weighted_relations(values), values)
-        return self.stencil(values) - self.stencil.center * values
+        return stencil(values) - stencil.center * values
 
     @property
     def has_table(self) -> bool:
