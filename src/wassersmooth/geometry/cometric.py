@@ -76,7 +76,7 @@ class Cometric(ABC):
         """L^+ b; the part of b outside the range is ignored. # shape: as b
 
         Differentiable once in b, in x and in whatever else the operator depends on, by implicit differentiation: a derivative
-        costs one more solve.
+        costs one more solve, with the same tolerance and step limit.
 
         Arguments:
             tolerance: the relative residual at which the iteration stops; None means 1e-12 (float32: 1e-8), with a warning if
@@ -94,7 +94,7 @@ class Cometric(ABC):
         residual = b - self.mv(found)  # zero on the range; its derivative is what changes the solution
         if not residual.requires_grad:
             return found
-        implicit: Tensor = _ImplicitSolution.apply(self, residual, found)  # type: ignore[no-untyped-call]
+        implicit: Tensor = _ImplicitSolution.apply(self, residual, found, tolerance, max_steps)  # type: ignore[no-untyped-call]
         return implicit
 
     def norm_sq(self, xi: Tensor) -> Tensor:
@@ -278,15 +278,17 @@ class _ImplicitSolution(torch.autograd.Function):
     """A solution whose derivative along a change of its residual is the solution for that change."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Cometric, residual: Tensor, found: Tensor) -> Tensor:
-        ctx.operator = operator
+    def forward(
+        ctx: Any, operator: Cometric, residual: Tensor, found: Tensor, tolerance: float | None, max_steps: int | None
+    ) -> Tensor:
+        ctx.operator, ctx.limits = operator, (tolerance, max_steps)
         return found.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None, None]:
         _refuse_second_derivatives()
         with torch.no_grad():
-            return None, ctx.operator.solve(gradient), None
+            return None, ctx.operator.solve(gradient, *ctx.limits), None, None, None
 
 
 class _WithDerivatives(torch.autograd.Function):
