@@ -78,9 +78,9 @@ class WassersteinPGD(Attack):
         _checks.choice("units", self.units, TRANSPORT_UNITS)
         scale = self.metric.scale if isinstance(self.metric, Wasserstein) else None
         if self.units == "shift" and scale != "pixels":
+            got = type(self.metric).__name__ if scale is None else f"scale={scale!r}"
             raise ValueError(
-                f"units='shift' needs a metric in pixels, Wasserstein(..., scale='pixels'); got scale={scale!r}; "
-                "or use units='metric'"
+                f"units='shift' needs a metric in pixels, Wasserstein(..., scale='pixels'); got {got}; or use units='metric'"
             )
 
     @property
