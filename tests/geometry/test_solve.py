@@ -488,6 +488,11 @@ ESTIMATED = [
     OperatorCase(height=8, width=9, radius=2, neighborhood="disk", weight="gaussian", scale="paper", batch=1),
     OperatorCase(height=8, width=9, mass=0.3, batch=1),
     OperatorCase(height=8, width=9, neighborhood="disk", dark="half", batch=1),
+    OperatorCase(height=8, width=9, aware=True, batch=1),
+    OperatorCase(height=6, width=6, between="joined", channels=2, batch=1),
+    OperatorCase(layout="volume", height=6, width=6, weight="tensor", batch=1),
+    OperatorCase(layout="edges", height=8, width=9, weight="tensor", mass=0.2, batch=1),
+    OperatorCase(height=8, width=9, motion="transport", smoothness=1.0, mass=0.3, batch=1),
 ]
 
 
