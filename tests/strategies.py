@@ -11,20 +11,22 @@ seeds = st.integers(0, 2**16)
 def operator_cases(
     draw: st.DrawFn, *, mass: st.SearchStrategy[float] | None = None, uniform: st.SearchStrategy[bool] | None = None
 ) -> OperatorCase:
-    """Graphs of every kind on small images, single rows included; the radius may exceed the image."""
+    """Grids of every kind on small images, single rows included, and lines and islands; the radius may exceed the image."""
     height, width = draw(st.tuples(st.integers(1, 6), st.integers(1, 6)).filter(lambda size: size != (1, 1)))
+    layout = draw(st.sampled_from(["grid", "grid", *["line"] * (width > 1), *["islands"] * (height * width > 3)]))
     return OperatorCase(
         height=height,
         width=width,
         radius=draw(st.integers(1, 8)),
         neighborhood=draw(st.sampled_from(["square", "disk"])),
-        weight=draw(st.sampled_from(["constant", "gaussian", "function", "tensor"])),
+        weight=draw(st.sampled_from(["constant", "tensor", *["gaussian", "function"] * (layout != "islands")])),
         channels=draw(st.integers(1, 3)),
         batch=draw(st.integers(1, 3)),
         dark=draw(st.sampled_from(["none", "scattered", "half"])),
         scale=draw(st.sampled_from(["unit", "paper"])),
         mass=draw(st.sampled_from([0.0, 0.25, 3.0]) if mass is None else mass),
         uniform=draw(st.booleans() if uniform is None else uniform),
+        layout=layout,
         seed=draw(seeds),
     )
 

@@ -260,9 +260,11 @@ def weights(received: Tensor, relations: int, name: str = "weight", what: str = 
     """Check that there is one positive weight per neighbor relation, or edge."""
     dense(name, received)
     if received.shape != (relations,) or received.dtype not in FLOATS:
+        remedy = "convert with .flatten()" if received.numel() == relations else f"give one for each {what}"
+        remedy = remedy if received.shape != (relations,) else "convert with .float()"
         raise ValueError(
             f"{name} must be a float tensor with one weight per {what}, shape ({relations},); "
-            f"got {tuple(received.shape)} of {received.dtype}"
+            f"got {tuple(received.shape)} of {received.dtype}; {remedy}"
         )
     if values_are_visible(received) and not bool((usable := (received > 0) & torch.isfinite(received)).all()):
         remedy = "with a smaller radius" if what == "relation" else "of the list"

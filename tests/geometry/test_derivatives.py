@@ -1,5 +1,8 @@
 """First and second derivatives of quad and mv in x, v and the weights: closed forms of the oracle, then gradcheck."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,6 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import wassersmooth as ws
-from tests import oracles
 from tests.compare import assert_matches, to_numpy
 from tests.operator_case import CASES, OperatorCase, over
 
@@ -16,6 +18,12 @@ LEARNED = [
     OperatorCase(height=3, width=3, weight="tensor", neighborhood="disk", radius=2, channels=2, batch=1, scale="paper"),
     OperatorCase(height=2, width=4, weight="tensor", radius=5, batch=2, mass=0.2),
     OperatorCase(height=3, width=3, weight="tensor", uniform=True, batch=1),
+    OperatorCase(height=3, width=3, weight="tensor", batch=1, aware=True, mass=0.1),
+    OperatorCase(height=2, width=3, weight="tensor", batch=1, between="matrix", channels=3, scale="paper"),
+    OperatorCase(layout="line", height=1, width=6, radius=2, weight="tensor", channels=2),
+    OperatorCase(layout="volume", height=2, width=2, weight="tensor", batch=1),
+    OperatorCase(layout="edges", height=2, width=3, weight="tensor", scale="paper", mass=0.2),
+    OperatorCase(layout="islands", height=2, width=4, weight="tensor", batch=1),
 ]
 
 CHECKED = [
@@ -26,6 +34,20 @@ CHECKED = [
     OperatorCase(height=3, width=4, weight="function", radius=2, batch=1, uniform=True),
     *LEARNED,
 ]
+
+
+@dataclass(frozen=True)
+class Weighted(OperatorCase):
+    """A case whose oracle has these weights, one for each of the graph's."""
+
+    values: tuple[float, ...] = ()
+
+    def weight_function(self) -> Callable[..., float]:
+        table = dict(zip(replace(self, weight="constant").graph().offsets, self.values, strict=True))
+        return lambda *offset: table.get(offset, 0.0)
+
+    def edge_weights(self) -> np.ndarray:
+        return np.array(self.values)
 
 
 def quadratic(case: OperatorCase, x: Tensor, v: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -74,17 +96,12 @@ def test_gradient_of_quad_in_the_weights(case: OperatorCase, device: str) -> Non
     """Against central differences of the dense oracle, which also moves d with the weights."""
     x, v, weights = problem(case, device)
     (gradient,) = torch.autograd.grad(quadratic(case, x, v, weights).sum(), weights)
-    offsets = [(dy, dx) for dy, dx, _ in case.graph().relations]
     step, numeric = 1e-5, []
 
     def total(values: np.ndarray) -> float:
-        table = dict(zip(offsets, values, strict=True))
-        omega = oracles.adjacency(
-            case.height, case.width, case.radius, case.neighborhood, lambda dy, dx: float(table.get((dy, dx), 0.0))
-        )
-        options = {"scale": case.scale, "mass": case.mass, "uniform": case.uniform}
-        pairs = zip(to_numpy(x), to_numpy(v.flatten(1)), strict=True)
-        return sum(float(g @ oracles.cometric_matrix(omega, image, **options) @ g) for image, g in pairs)
+        matrices = Weighted(**vars(case), values=tuple(values.tolist())).matrices(x)
+        g = to_numpy(v.flatten(1))
+        return float(np.einsum("bi,bij,bj->", g, matrices, g))
 
     values = to_numpy(weights)
     for e in np.eye(len(values)):

@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import wassersmooth as ws
@@ -262,6 +263,33 @@ def test_disks_are_summed_as_by_a_loop_over_their_relations(height: int, width: 
     assert_matches(graph.neighbor_sum(u), relation_sum(graph.weighted_relations(u), u), 1e-12)
     assert_matches(laplacian_maps.apply(graph, u, v), laplacian_maps.apply_by_edges(graph, u, v), 1e-12)
     assert_matches(laplacian_maps.carre_du_champ(graph, u, v), laplacian_maps.carre_du_champ_by_edges(graph, u, v), 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["function", "tensor", "disk", "learned"])
+def test_tables_of_weights_are_summed_as_by_a_loop_over_their_relations(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large fields are summed without a convolution, part by part, unless something must be differentiated."""
+    weights = torch.rand(112) + 0.1
+    given = {"weight": "gaussian" if kind == "disk" else oracles.lopsided_weight if kind == "function" else weights}
+    graph = ws.PixelGraph.grid(60, 50, 7, "disk" if kind == "disk" else "square", **given)  # type: ignore[arg-type]
+    if kind == "learned":
+        graph = ws.PixelGraph.grid(60, 50, 7, weight=weights.requires_grad_())
+    field, probe = torch.randn(2, 35, 2, 60, 50, dtype=torch.float64).unbind()
+
+    def expected(values: torch.Tensor) -> torch.Tensor:
+        return relation_sum(graph.weighted_relations(values), values)
+
+    with torch.no_grad():
+        monkeypatch.setattr(F, "conv2d", None)
+        assert_matches(graph.neighbor_sum(field), expected(field), 1e-13)
+        assert_matches(graph.neighbor_sum(field.float()), expected(field), 1e-7)
+        monkeypatch.undo()
+        assert len(make_fx(lambda values: graph.neighbor_sum(values))(field).graph.nodes) < 100  # not one for every neighbor
+        assert_matches(torch.vmap(graph.neighbor_sum)(field), expected(field), 1e-13)
+    if kind != "learned":
+        _, tangent = torch.func.jvp(graph.neighbor_sum, (field,), (probe,))
+        assert_matches(tangent, expected(probe), 1e-13)
+        (gradient,) = torch.autograd.grad((graph.neighbor_sum(field.requires_grad_()) * probe).sum(), field)
+        assert_matches(gradient, expected(probe), 1e-13)
 
 
 def test_square_and_disk_are_the_same_operator_when_they_cover_the_image() -> None:

@@ -20,6 +20,7 @@ GRAPHS = {
     "line": ws.PixelGraph.line(6, radius=2),
     "volume": ws.PixelGraph.volume(2, 3, 2, radius=1, neighborhood="disk"),
     "edges": ws.PixelGraph.from_edges(4, torch.tensor([[0, 1], [1, 2], [2, 3], [0, 3], [0, 2]])),
+    "islands": ws.PixelGraph.from_edges(7, torch.tensor([[0, 1], [4, 5], [1, 2], [2, 3], [5, 6], [0, 3]])),
 }
 
 
@@ -85,6 +86,22 @@ def test_the_curvature_is_that_of_the_likelihood() -> None:
     ends = [likelihood.at(_Parameters(TRUE, 0.04 * math.exp(sign * step), 0.002)).log_likelihood for sign in (-1, 0, 1)]
     second = (ends[0] - 2 * ends[1] + ends[2]) / step**2
     assert float(_curvature(likelihood, here)[4, 4]) == pytest.approx(second, rel=1e-4)
+
+
+def test_the_weights_of_each_component_have_a_mean_of_one_and_error_bars() -> None:
+    """In unit scale, their scale is no parameter: the covariance does not depend on it."""
+    graph, random = GRAPHS["islands"], torch.Generator().manual_seed(0)
+    true = torch.tensor([1.4, 0.7, 0.4, 1.5, 1.3, 0.7], dtype=torch.float64)  # the second and the fifth are one component
+    x = torch.rand(400, 1, 7, dtype=torch.float64, generator=random)
+    metric = ws.Wasserstein(ws.PixelGraph.from_edges(7, graph.edges, true), mass=0.1)
+    fit = ws.fit_ground_metric((x, x + 0.1 * metric.cometric(x).sample(random)), graph)
+    assert float(fit.weights[[1, 4]].mean()) == pytest.approx(1)
+    assert float(fit.weights.mean()) == pytest.approx(1)
+    assert ((fit.weights - true).abs() < 3 * fit.standard_errors).all()
+    assert (fit.standard_errors < 0.5).all()
+    assert fit.standard_errors[1] == pytest.approx(float(fit.standard_errors[4]))  # they sum to 2
+    assert 0 < fit.eta_error < 0.01
+    assert 0 < fit.mass_error < 0.05
 
 
 def test_two_pixels_have_a_closed_form() -> None:

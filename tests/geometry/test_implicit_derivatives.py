@@ -140,6 +140,16 @@ def test_tolerance_and_steps(device: str) -> None:
                 operator.solve(b, **wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore:solve did not converge")
+def test_tolerance_and_steps_also_hold_for_the_derivative(device: str) -> None:
+    case = OperatorCase(height=20, width=20, batch=1)
+    cometric, gradient = case.metric().cometric(case.images(device=device)), case.covectors(device=device)
+    b = cometric.mv(gradient).requires_grad_()
+    for limits in ({"tolerance": 1e-2}, {"max_steps": 3}):
+        (found,) = torch.autograd.grad(cometric.solve(b, **limits), b, gradient)  # type: ignore[arg-type]
+        assert torch.equal(found, cometric.solve(gradient, **limits))  # type: ignore[arg-type]
+
+
 @over([OperatorCase(height=9, width=8, weight="tensor", mass=0.3, batch=1), OperatorCase(height=9, width=8, batch=1)])
 def test_the_derivative_of_an_estimated_determinant_is_unbiased(case: OperatorCase, device: str) -> None:
     copies = 200

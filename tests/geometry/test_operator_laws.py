@@ -15,6 +15,10 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).flatten(1).sum(1)
 
 
+def pixel_dims(case: OperatorCase) -> tuple[int, ...]:
+    return tuple(range(2, len(case.shape)))
+
+
 def size_of(case: OperatorCase, device: str) -> float:
     """The largest diagonal entry of the operator, relative to which zeros are compared."""
     return float(case.metric().cometric(case.images(device=device)).diagonal().max())
@@ -55,7 +59,7 @@ def test_positive_semidefinite(case: OperatorCase, device: str) -> None:
 @given(case=strategies.conserving_cases())
 def test_constants_of_each_channel_are_in_the_kernel(case: OperatorCase, device: str) -> None:
     cometric = case.metric().cometric(case.images(device=device))
-    constant = case.covectors(device=device).mean((2, 3), keepdim=True).expand(case.shape)
+    constant = case.covectors(device=device).mean(pixel_dims(case), keepdim=True).expand(case.shape)
     unit = size_of(case, device) * float(constant.abs().max())
     assert_matches(cometric.mv(constant), torch.zeros(case.shape), 1e-13, unit=unit)
     v = case.covectors(device=device, seed=2)
@@ -65,7 +69,7 @@ def test_constants_of_each_channel_are_in_the_kernel(case: OperatorCase, device:
 @given(case=strategies.creating_cases())
 def test_mass_term_keeps_constants(case: OperatorCase, device: str) -> None:
     cometric = case.metric().cometric(case.images(device=device))
-    constant = case.covectors(device=device).mean((2, 3), keepdim=True).expand(case.shape)
+    constant = case.covectors(device=device).mean(pixel_dims(case), keepdim=True).expand(case.shape)
     unit = size_of(case, device) * float(constant.abs().max())
     assert_matches(cometric.mv(constant), case.mass * constant, 1e-12, unit=unit)
 
@@ -89,14 +93,16 @@ def test_samples_and_images_of_covectors_conserve_mass(case: OperatorCase, seed:
     cometric = case.metric().cometric(case.images(device=device))
     sample = cometric.sample(generator=torch.Generator(device=device).manual_seed(seed))
     for vector in (sample, cometric.mv(case.covectors(device=device))):
-        assert_matches(vector.sum((2, 3)), torch.zeros(case.batch, case.channels), 1e-12, unit=float(vector.abs().sum()))
+        assert_matches(
+            vector.sum(pixel_dims(case)), torch.zeros(case.batch, case.channels), 1e-12, unit=float(vector.abs().sum())
+        )
 
 
 @given(case=strategies.creating_cases(), seed=strategies.seeds)
 def test_mass_term_lets_samples_create_mass(case: OperatorCase, seed: int, device: str) -> None:
     cometric = case.metric().cometric(case.images(device=device))
     sample = cometric.sample(generator=torch.Generator(device=device).manual_seed(seed))
-    assert (sample.sum((2, 3)).abs() > 1e-6 * sample.abs().sum((2, 3))).any()
+    assert (sample.sum(pixel_dims(case)).abs() > 1e-6 * sample.abs().sum(pixel_dims(case))).any()
 
 
 @given(case=strategies.conserving_cases())
@@ -156,4 +162,4 @@ def test_batch_items_and_channels_are_independent(case: OperatorCase, device: st
 def test_unit_scale_at_one_has_the_mean_diagonal_of_the_euclidean_metric(case: OperatorCase, device: str) -> None:
     x = torch.ones(case.shape, dtype=torch.float64, device=device)
     diagonal = ws.Wasserstein(case.graph()).cometric(x).diagonal()
-    assert_matches(diagonal.mean((2, 3)), torch.ones(case.batch, case.channels), 1e-12)
+    assert_matches(diagonal.mean(pixel_dims(case)), torch.ones(case.batch, case.channels), 1e-12)

@@ -228,6 +228,16 @@ def test_learned_weights_of_edges_follow_the_optimizer(device: str) -> None:
     assert metric.cometric(x).log_prob(xi).mean() > before
 
 
+@pytest.mark.parametrize("value", [-0.25, float("nan")])
+def test_weights_of_edges_that_an_optimizer_has_made_negative_are_refused(value: float) -> None:
+    weights = torch.ones(3, requires_grad=True)
+    metric = ws.Wasserstein(ws.PixelGraph.from_edges(4, EDGES, weights))
+    with torch.no_grad():
+        weights[1] = value
+    with pytest.raises(ValueError, match=rf"weights must be positive and finite; got {value:g}; .* leave the edge out of the"):
+        metric.cometric(torch.rand(1, 1, 4))
+
+
 EDGES = torch.tensor([[0, 1], [1, 2], [2, 3]])
 
 
@@ -257,7 +267,12 @@ EDGES = torch.tensor([[0, 1], [1, 2], [2, 3]])
         ),
         (lambda: ws.PixelGraph.from_edges(4, EDGES, torch.tensor([1.0, -2.0, 1.0])), r"weights must be positive .*got -2"),
         (lambda: ws.PixelGraph.from_edges(4, EDGES, torch.tensor([1.0, float("nan"), 1.0])), r"weights must be .*got nan"),
-        (lambda: ws.PixelGraph.from_edges(4, EDGES, torch.ones(4)), r"one weight per edge, shape \(3,\); got \(4,\)"),
+        (
+            lambda: ws.PixelGraph.from_edges(4, EDGES, torch.ones(4)),
+            r"one weight per edge, shape \(3,\); got \(4,\) .*; give one for each edge",
+        ),
+        (lambda: ws.PixelGraph.from_edges(4, EDGES, torch.ones(3, 1)), r"got \(3, 1\) of torch.float32; convert with .flatten"),
+        (lambda: ws.PixelGraph.from_edges(4, EDGES, torch.tensor([1, 2, 1])), r"of torch.int64; convert with .float"),
         (lambda: ws.PixelGraph.from_edges(4, EDGES, [1, 1, 1]), r"weights must be a tensor"),  # type: ignore[arg-type]
         (lambda: ws.PixelGraph.line(1), r"every pixel must have a neighbor; got an image of 1"),
         (lambda: ws.PixelGraph.line(5, 0), r"radius must be an integer of at least 1"),
@@ -268,6 +283,26 @@ EDGES = torch.tensor([[0, 1], [1, 2], [2, 3]])
         (
             lambda: ws.Wasserstein(ws.PixelGraph.line(5)).cometric(torch.rand(1, 1, 6)),
             r"must be 5 pixels, the size of the graph; got 6; use PixelGraph.line\(6, radius\)",
+        ),
+        (
+            lambda: ws.Wasserstein(ws.PixelGraph.line(5)).cometric(torch.rand(1, 1, 4, 3)),
+            r"must have shape \(B, C, L\); got \(1, 1, 4, 3\); use PixelGraph.grid\(4, 3, radius\)",
+        ),
+        (
+            lambda: ws.Wasserstein(ws.PixelGraph.grid(4, 5)).cometric(torch.rand(1, 1, 6)),
+            r"\(B, C, H, W\); got \(1, 1, 6\); add the missing dimension, .* channels, or use PixelGraph.line\(6, radius\)",
+        ),
+        (
+            lambda: ws.Wasserstein(ws.PixelGraph.volume(2, 3, 4)).cometric(torch.rand(1, 1, 6)),
+            r"must have shape \(B, C, D, H, W\); got \(1, 1, 6\); use PixelGraph.line\(6, radius\)",
+        ),
+        (
+            lambda: ws.Wasserstein(ws.PixelGraph.line(5)).cometric(torch.rand(1, 1, 2, 3, 5)),
+            r"must have shape \(B, C, L\); got \(1, 1, 2, 3, 5\); use PixelGraph.volume\(2, 3, 5, radius\)",
+        ),
+        (
+            lambda: ws.Wasserstein(ws.PixelGraph.from_edges(4, EDGES)).cometric(torch.rand(1, 1, 2, 2)),
+            r"must have shape \(B, C, N\); got \(1, 1, 2, 2\); flatten the nodes with .flatten\(2\)",
         ),
         (
             lambda: ws.Wasserstein(ws.PixelGraph.volume(2, 3, 4)).cometric(torch.rand(1, 1, 2, 3, 5)),

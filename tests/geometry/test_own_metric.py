@@ -137,6 +137,19 @@ def test_attacks_refuse_a_singular_metric(x: Tensor, device: str) -> None:
         ws.attacks.WassersteinPGD(metric, 0.3, 2)(model(device), x, torch.tensor([0, 1, 2], device=device))
 
 
+def test_what_is_no_subclass_is_told_to_be_one() -> None:
+    class Alike:
+        def cometric(self, x: Tensor) -> object:
+            return ws.Euclidean().cometric(x)
+
+    ws.GradientPenalty(Alike(), 0.3)  # type: ignore[arg-type]  # a penalty needs no more
+    for make in (lambda metric: ws.NoisyInputs(metric, 0.3), lambda metric: ws.attacks.WassersteinPGD(metric, 0.3, 2)):
+        with pytest.raises(ValueError, match=r"got Alike; use one of them, or subclass wassersmooth.geometry.metrics.Metric$"):
+            make(Alike())
+    with pytest.raises(ValueError, match="must be a Wasserstein metric; got Euclidean"):
+        ws.attacks.WassersteinPGD(ws.Euclidean(), 0.3, 2)
+
+
 def test_evaluate_and_certify(x: Tensor, device: str) -> None:
     network, labels = model(device), torch.tensor([0, 1, 2], device=device)
     report = ws.evaluate(network, x, labels, suite=[ws.attacks.WassersteinPGD(OWN, 0.3, 3)], seed=0)

@@ -25,6 +25,15 @@ SAMPLED = [
     OperatorCase(height=2, width=6, dark="half", batch=1, neighborhood="disk"),
     OperatorCase(height=3, width=3, uniform=True, batch=1, radius=2),
     OperatorCase(height=2, width=3, euclidean=True, batch=1, channels=2),
+    OperatorCase(height=2, width=3, reference="image", batch=1, channels=2),
+    OperatorCase(height=2, width=4, aware=True, radius=2, batch=1, dark="scattered"),
+    OperatorCase(height=2, width=2, between="matrix", channels=3, batch=1),
+    OperatorCase(layout="line", width=6, radius=2, weight="gaussian", scale="pixels", mass=0.1, batch=1),
+    OperatorCase(layout="volume", height=2, width=2, weight="function", batch=1),
+    OperatorCase(layout="edges", height=2, width=3, weight="tensor", batch=1),
+    OperatorCase(layout="islands", height=2, width=4, weight="tensor", scale="paper", batch=1),
+    OperatorCase(height=3, width=3, motion="transport", smoothness=1.0, mass=0.2, batch=1),
+    OperatorCase(height=2, width=3, motion="advection", smoothness=2.0, channels=2, batch=1),
 ]
 
 

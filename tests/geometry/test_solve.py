@@ -15,7 +15,7 @@ import wassersmooth as ws
 from tests import oracles, strategies
 from tests.compare import assert_each_matches, assert_matches, to_numpy
 from tests.operator_case import CASES, OperatorCase, over
-from wassersmooth.geometry.cometric import LARGEST_DENSE
+from wassersmooth.geometry.cometric import LARGEST_DENSE, Cometric
 
 Array = np.ndarray
 
@@ -196,6 +196,42 @@ def test_lengths_of_an_image_that_is_too_large_for_a_dense_matrix(device: str) -
     assert_matches(cometric.norm_sq(cometric.mv(v)), cometric.quad(v), 1e-9)
     assert cometric.in_range(cometric.mv(v)).all()
     assert not cometric.in_range(x).any()
+
+
+@pytest.mark.parametrize("name", ["logdet", "log_prob", "as_matrix", "log_volume", "drift"])
+def test_dense_matrices_of_large_images_are_refused(name: str, device: str) -> None:
+    """Before any memory is asked for: a larger image would end in an error of the allocator."""
+    metric, x = ws.Wasserstein(ws.PixelGraph.grid(129, 128, radius=1)), torch.rand(1, 1, 129, 128, device=device)
+    cometric = metric.cometric(x)
+    calls: dict[str, Callable[[], object]] = {
+        "logdet": cometric.logdet,
+        "log_prob": lambda: cometric.log_prob(torch.zeros_like(x)),
+        "as_matrix": cometric.as_matrix,
+        "log_volume": lambda: ws.calculus.log_volume(x, metric),
+        "drift": lambda: ws.calculus.beltrami_drift(x, metric),
+    }
+    with pytest.raises(ValueError, match=r"at most 16384 \w+; got 1x129x128; use .*logdet_estimate\(probes\), or smaller"):
+        calls[name]()
+
+
+def test_dense_matrices_of_many_channels_and_of_other_operators_are_refused(device: str) -> None:
+    x = torch.rand(1, 3, 74, 74, device=device)  # small channels: their determinants are fine
+    for metric in (ws.Wasserstein(ws.PixelGraph.grid(74, 74, 1)), ws.Deformations(74, 74)):
+        with pytest.raises(ValueError, match="at most 16384 values; got 3x74x74; use mv"):
+            metric.cometric(x).as_matrix()
+        with pytest.raises(ValueError, match="at most 16384 values; got 3x74x74; use mv"):
+            Cometric.as_matrix(metric.cometric(x))
+
+
+@pytest.mark.parametrize("name", ["solve", "norm_sq", "in_range", "logdet_estimate"])
+def test_large_singular_operators_without_components_name_the_mass(name: str, device: str) -> None:
+    x = torch.rand(1, 1, 65, 65, device=device)
+    given = (3,) if name == "logdet_estimate" else (x,)
+    with pytest.raises(ValueError, match=r"at most 4096 values; got 1x65x65; use a metric with mass > 0"):
+        getattr(ws.Deformations(65, 65).cometric(x), name)(*given)
+    with pytest.raises(ValueError, match=r"at most 4096 values; got 1x65x65; use logdet_estimate"):
+        ws.Deformations(65, 65, mass=0.1).cometric(x).logdet()
+    getattr(ws.Deformations(65, 65, mass=100.0).cometric(x), name)(*given)
 
 
 # Pixels that differ by many decades -----------------------------------------------------------------------------------
@@ -452,6 +488,11 @@ ESTIMATED = [
     OperatorCase(height=8, width=9, radius=2, neighborhood="disk", weight="gaussian", scale="paper", batch=1),
     OperatorCase(height=8, width=9, mass=0.3, batch=1),
     OperatorCase(height=8, width=9, neighborhood="disk", dark="half", batch=1),
+    OperatorCase(height=8, width=9, aware=True, batch=1),
+    OperatorCase(height=6, width=6, between="joined", channels=2, batch=1),
+    OperatorCase(layout="volume", height=6, width=6, weight="tensor", batch=1),
+    OperatorCase(layout="edges", height=8, width=9, weight="tensor", mass=0.2, batch=1),
+    OperatorCase(height=8, width=9, motion="transport", smoothness=1.0, mass=0.3, batch=1),
 ]
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tests.robustness.small_models import digits, trained
+from wassersmooth.geometry.coherent_motion import Deformations
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Euclidean, Wasserstein
 from wassersmooth.robustness.attacks import WassersteinFGSM, WassersteinPGD
@@ -250,5 +251,7 @@ def test_units_of_a_shift(make, device):
     assert "units" not in repr(make(metric, 0.2))
     with pytest.raises(ValueError, match=r"units='shift' needs a metric in pixels, .*scale='pixels'\); got scale='unit'"):
         make(Wasserstein(GRAPHS["radius 3"]), 0.2, units="shift")
+    with pytest.raises(ValueError, match=r"scale='pixels'\); got Deformations; or use units='metric'"):
+        make(Deformations(4, 4), 0.2, units="shift")
     with pytest.raises(ValueError, match="units must be one of 'metric', 'shift'; got 'pixel'"):
         make(metric, 0.2, units="pixel")

@@ -66,7 +66,8 @@ def test_a_regularizer_with_a_metric_of_your_own(module: str) -> None:
     [
         ("own:eta=0.3", "write own:module:factory,eta=0.3"),
         ("own:my_metrics,eta=0.3", "write own:module:factory,eta=0.3"),
-        ("own:my_metrics:blurred", "eta must be positive"),
+        ("own:my_metrics:blurred", "eta must be positive.*; write for example own:my_metrics:blurred,eta=0.3$"),
+        ("wasserstein:radius=2", "write for example wasserstein:eta=0.3,radius=2$"),
         ("own:my_metrics:blurred,eta=1,radius=2", "leave them out"),
         ("euclidean:my_metrics:blurred,eta=1", "KIND:eta=NUMBER"),
     ],

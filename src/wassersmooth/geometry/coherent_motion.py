@@ -260,6 +260,7 @@ class CoherentMotion(Cometric):
 
     def as_matrix(self) -> Tensor:
         size = self.x[0].numel()
+        self._refuse_large(size, "values")
         identity = torch.eye(size, dtype=self.x.dtype, device=self.x.device)
         columns = self.roots(self.pull(identity.reshape(size, 1, *self.x.shape[1:])))
         matrix = torch.stack([torch.einsum("ibhw,jbhw->bij", c.double(), c.double()) for c in columns]).sum(0)

@@ -30,7 +30,8 @@ ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-9}
 SOLVED = {torch.float32: 1e-8, torch.float64: 1e-12}  # the relative residual at which an iteration stops
 EXACT_PIXELS = 64  # up to this number, logdet_estimate is exact: a factorization costs less than a probe
 
-LARGEST_DENSE = 4096  # values of a matrix that is factored densely: 128 MiB in float64
+LARGEST_DENSE = 4096  # values of an image whose matrix is factored as a whole: 128 MiB in float64
+LARGEST_MATRIX = 16384  # values of an image, or pixels of a channel, that have a dense matrix at all: 2 GiB in float64
 
 _REMEDY = "raise them, for instance by images.clamp(min=1e-6), or use Wasserstein(..., mass=...) with mass > 0"
 
@@ -77,7 +78,7 @@ class Cometric(ABC):
         """L^+ b; the part of b outside the range is ignored. # shape: as b
 
         Differentiable once in b, in x and in whatever else the operator depends on, by implicit differentiation: a derivative
-        costs one more solve.
+        costs one more solve, with the same tolerance and step limit.
 
         Arguments:
             tolerance: the relative residual at which the iteration stops; None means 1e-12 (float32: 1e-8), with a warning if
@@ -95,7 +96,7 @@ class Cometric(ABC):
         residual = b - self.mv(found)  # zero on the range; its derivative is what changes the solution
         if not residual.requires_grad:
             return found
-        implicit: Tensor = _ImplicitSolution.apply(self, residual, found)  # type: ignore[no-untyped-call]
+        implicit: Tensor = _ImplicitSolution.apply(self, residual, found, tolerance, max_steps)  # type: ignore[no-untyped-call]
         return implicit
 
     def norm_sq(self, xi: Tensor) -> Tensor:
@@ -207,6 +208,7 @@ class Cometric(ABC):
     def as_matrix(self) -> Tensor:
         """The dense matrix, pixels in row-major order, channels outermost. # shape: (B, N, N) with N = C*H*W"""
         size = self.x[0].numel()
+        self._refuse_large(size, "values")
         identity = torch.eye(size, dtype=self.x.dtype, device=self.x.device)
         columns = [self.mv(e.reshape(1, *self.x.shape[1:]).expand_as(self.x)).flatten(1) for e in identity]
         return torch.stack(columns, -1)
@@ -222,13 +224,21 @@ class Cometric(ABC):
 
     def _dense(self) -> Tensor:
         """:meth:`as_matrix` in float64, of images that are not too large for it. # shape: (B, N, N)"""
-        if self.x[0].numel() > LARGEST_DENSE:
+        remedy = "logdet_estimate(probes)"
+        if self.singular:
+            remedy = "a metric with mass > 0, which solve and logdet_estimate(probes) need no matrix for"
+        self._refuse_large(self.x[0].numel(), "values", LARGEST_DENSE, remedy)
+        return self._double().as_matrix()
+
+    def _refuse_large(
+        self, size: int, of: str, largest: int = LARGEST_MATRIX, remedy: str = "mv, solve or logdet_estimate(probes)"
+    ) -> None:
+        """Refuse images whose dense matrix would take too much memory or time."""
+        if size > largest:
             shape = "x".join(map(str, self.x.shape[1:]))
             raise ValueError(
-                f"a dense matrix is for images of at most {LARGEST_DENSE} values; got {shape}; use logdet_estimate(probes), or "
-                "smaller images"
+                f"a dense matrix is for images of at most {largest} {of}; got {shape}; use {remedy}, or smaller images"
             )
-        return self._double().as_matrix()
 
     def _solve(self, name: str, b: Tensor, tolerance: float | None, max_steps: int | None) -> krylov.Solution:
         """All values of an image are one system, by conjugate gradients; singular ones from the eigenvectors."""
@@ -279,15 +289,17 @@ class _ImplicitSolution(torch.autograd.Function):
     """A solution whose derivative along a change of its residual is the solution for that change."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Cometric, residual: Tensor, found: Tensor) -> Tensor:
-        ctx.operator = operator
+    def forward(
+        ctx: Any, operator: Cometric, residual: Tensor, found: Tensor, tolerance: float | None, max_steps: int | None
+    ) -> Tensor:
+        ctx.operator, ctx.limits = operator, (tolerance, max_steps)
         return found.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None, None]:
         _refuse_second_derivatives()
         with torch.no_grad():
-            return None, ctx.operator.solve(gradient), None
+            return None, ctx.operator.solve(gradient, *ctx.limits), None, None, None
 
 
 class _WithDerivatives(torch.autograd.Function):
@@ -463,6 +475,7 @@ class WeightedLaplacian(Cometric):
         return xi
 
     def as_matrix(self) -> Tensor:
+        self._refuse_large(self.x[0].numel(), "values")
         blocks = self.channel_matrices()
         batch, channels, pixels = blocks.shape[:3]
         matrix = blocks.new_zeros(batch, channels, pixels, channels, pixels)
@@ -473,6 +486,7 @@ class WeightedLaplacian(Cometric):
     def channel_matrices(self) -> Tensor:
         """The dense matrix of each channel, from the piecewise definition. # shape: (B, C, HW, HW)"""
         height, width = self.graph.height, self.graph.width
+        self._refuse_large(height * width, "pixels")
         index = torch.arange(height * width, device=self.u.device).reshape(height, width)
         entries, rows, columns = [], [], []
         for relation, weight in self.graph.weighted_relations(self.u):

@@ -137,7 +137,23 @@ class PixelGraph:
         """Check the shape and dtype of images on this graph."""
         arguments = ", ".join(["{}"] * len(self.shape))
         maker = "from_edges({}, edges)" if self.edges is not None else f"{self._maker()}({arguments}, radius)"
+        if isinstance(images, Tensor) and not images.is_nested and images.dim() != 2 + len(self.shape):
+            self._refuse_dims(name, tuple(images.shape))
         _checks.batch(name, images, self.shape, ("graph", f"PixelGraph.{maker}"))
+
+    def _refuse_dims(self, name: str, received: tuple[int, ...]) -> None:
+        """Refuse images of another number of dimensions, and name the graph of such."""
+        size, remedies = received[2:], []
+        if len(received) == 1 + len(self.shape):
+            remedies.append("add the missing dimension, [None] for a single image or [:, None] for channels")
+        if self.edges is not None and len(size) > 1:
+            remedies.append("flatten the nodes with .flatten(2)")
+        elif 1 <= len(size) <= 3:
+            maker = ("line", "grid", "volume")[len(size) - 1]
+            remedies.append(f"use PixelGraph.{maker}({', '.join(map(str, size))}, radius)")
+        expected = "(B, C, N)" if self.edges is not None else _checks.SHAPES[2 + len(self.shape)]
+        remedy = ", or ".join(remedies) or "give a batch of images with channels"
+        raise ValueError(f"{name} must have shape {expected}; got {received}; {remedy}")
 
     def _maker(self) -> str:
         return {1: "line", 2: "grid", 3: "volume"}[len(self.shape)]
@@ -284,7 +300,8 @@ class PixelGraph:
     def check_weights(self) -> None:
         """Check that an optimizer has kept learned weights positive: otherwise L need not be PSD."""
         if self._constant_stencil() is None:
-            _checks.weights(self.weights, len(self.weights))
+            named = ("weight", "relation") if self.edges is None else ("weights", "edge")
+            _checks.weights(self.weights, len(self.weights), *named)
 
     def weight_unit(self, like: Tensor) -> Tensor:
         """The unit in which degrees, neighbor sums and :meth:`weighted_relations` count the weights, like ``like``. # shape: ()
@@ -339,9 +356,9 @@ class PixelGraph:
 
         # shape: (..., H, W) -> the same
         """
-        if self.learned or isinstance(self.stencil, EdgeSum):
+        if self.learned or isinstance(stencil := self.stencil, EdgeSum):
             return relation_sum(self.weighted_relations(values), values)
-        return self.stencil(values) - self.stencil.center * values
+        return stencil(values) - stencil.center * values
 
     @property
     def has_table(self) -> bool:

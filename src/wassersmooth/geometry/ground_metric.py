@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from wassersmooth import _checks
+from wassersmooth.geometry.components import connected_components
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.metrics import Wasserstein
 from wassersmooth.geometry.neighbor_sum import EdgeList, Relation, edge_ends, spread_to_ends
@@ -51,8 +52,8 @@ def fit_ground_metric(
     """Fit the weights of a graph, eta and a mass term by maximum likelihood to pairs of images, such as two frames of a video.
 
     The model of the differences is Gaussian with covariance ``eta^2 (L_w(x) + mass I)`` in unit scale, where only the ratios
-    of the weights matter: their mean is fixed to 1, and eta has the scale. The fit starts from the weights of the graph and
-    never lowers the likelihood in a step (docs/maths.md, section 11).
+    of the weights in each connected component of the graph matter: their mean is fixed to 1, and eta has the scale. The fit
+    starts from the weights of the graph and never lowers the likelihood in a step (docs/maths.md, section 11).
 
     Arguments:
         pairs: images and perturbed images, both ``(B, C, H, W)`` in [0, 1], or an iterable of such pairs.
@@ -147,7 +148,7 @@ class GroundFit:
     Attributes:
         metric: ``Wasserstein`` in unit scale with the fitted weights and mass, to use in objectives, noise and attacks.
         eta, mass: the covariance of the differences is ``eta^2 (L_w(x) + mass I)``.
-        weights: of the relations of the graph, with a mean of 1. # shape: (R,)
+        weights: of the relations of the graph, with a mean of 1 in each of its components. # shape: (R,)
         standard_errors: of the weights, from the observed information; nan for one that has vanished, where the likelihood is
             no parabola. # shape: (R,)
         eta_error, mass_error: of eta and mass.
@@ -230,7 +231,7 @@ class GroundFit:
 
 @dataclass(frozen=True)
 class _Parameters:
-    """The covariance is ``motion L_w(x) + white I``; the weights have a mean of 1."""
+    """The covariance is ``motion L_w(x) + white I``; the weights of each component of the graph have a mean of 1."""
 
     weights: Tensor  # float64, on the CPU # shape: (R,)
     motion: float
@@ -239,8 +240,7 @@ class _Parameters:
     @classmethod
     def start(cls, graph: PixelGraph, mean_square: float, mass: float | None, floor: float) -> _Parameters:
         """Half of the variance from each part, where a pixel of brightness 1/2 has half the variance of a white one."""
-        weights = graph.weights.detach().cpu().double()
-        weights = (weights / weights.mean()).clamp(min=LEAST_WEIGHT)
+        weights = _normalized(graph.weights.detach().cpu().double(), graph)
         white = max(mean_square / 2, floor)
         return cls(weights, white / mass if mass else mean_square, white)
 
@@ -252,10 +252,9 @@ class _Parameters:
     def mass(self) -> float:
         return self.white / self.motion
 
-    def moved(self, log_steps: _Gradient, size: float, floor: float, mass: float | None) -> _Parameters:
+    def moved(self, log_steps: _Gradient, size: float, floor: float, mass: float | None, graph: PixelGraph) -> _Parameters:
         """The parameters times the exponential of a step, within their bounds."""
-        weights = self.weights * (size * log_steps.weights).exp()
-        weights = (weights / weights.mean()).clamp(min=LEAST_WEIGHT)
+        weights = _normalized(self.weights * (size * log_steps.weights).exp(), graph)
         motion = self.motion * math.exp(size * log_steps.motion)
         white = max(self.white * math.exp(size * log_steps.white), floor)
         if mass is not None:  # both change by one factor
@@ -269,6 +268,22 @@ class _Parameters:
 
     def metric(self, like: PixelGraph) -> Wasserstein:
         return Wasserstein(self.graph(like), mass=self.mass)
+
+
+def _normalized(weights: Tensor, graph: PixelGraph) -> Tensor:
+    """Weights with a mean of 1 in each component of the graph, at least ``LEAST_WEIGHT``. # shape: (R,) -> the same"""
+    components = _component_of_weight(graph)
+    totals = weights.new_zeros(len(weights)).index_add(0, components, weights)
+    return (weights / (totals / components.bincount(minlength=len(weights)))[components]).clamp(min=LEAST_WEIGHT)
+
+
+def _component_of_weight(graph: PixelGraph) -> Tensor:
+    """The connected component of the edges of each weight, counted from 0. # shape: (R,)"""
+    if graph.edges is None or graph.connected:
+        return torch.zeros(len(graph.weights), dtype=torch.int64, device="cpu")
+    labels = connected_components(graph, torch.ones(1, 1, 1, graph.nodes, device="cpu")).labels.flatten()
+    numbers: Tensor = torch.unique(labels[graph.edges[:, 0]], return_inverse=True)[1]
+    return numbers
 
 
 class _Gradient(NamedTuple):
@@ -476,7 +491,7 @@ def _maximized(
     for step in range(1, iterations + 1):
         steps = at.log_steps(fit_weights)
         while True:
-            there = here.moved(steps, size, floor, mass)
+            there = here.moved(steps, size, floor, mass, likelihood.graph)
             then = likelihood.at(there)
             if then.log_likelihood >= at.log_likelihood or size < 1e-3:
                 break
@@ -504,14 +519,16 @@ class _Information(NamedTuple):
         count = len(here.weights)
         curvature = -_curvature(likelihood, here)  # in the logarithms of weights, motion and white
         alive = here.weights > 10 * LEAST_WEIGHT
-        # Directions in which the parameters may change: weights with a fixed sum, in units of their mean; motion and white.
+        # Directions in which the parameters may change: weights of a component with a fixed sum, in units of their mean; motion
+        # and white.
         directions = curvature.new_zeros(count + 2, 0)
-        which = alive.nonzero()[:, 0]
-        if len(which) > 1:
-            contrasts = torch.linalg.svd(curvature.new_ones(1, len(which))).Vh[1:].T
-            of_weights = curvature.new_zeros(count + 2, contrasts.shape[1])
-            of_weights[which] = contrasts / here.weights[which, None]
-            directions = torch.cat((directions, of_weights), 1)
+        components = _component_of_weight(likelihood.graph)
+        for which in ((alive & (components == one)).nonzero()[:, 0] for one in torch.unique(components)):
+            if len(which) > 1:
+                contrasts = torch.linalg.svd(curvature.new_ones(1, len(which))).Vh[1:].T
+                of_weights = curvature.new_zeros(count + 2, contrasts.shape[1])
+                of_weights[which] = contrasts / here.weights[which, None]
+                directions = torch.cat((directions, of_weights), 1)
         scales = curvature.new_zeros(count + 2, 2)
         scales[count, 0] = scales[count + 1, 1] = 1
         if mass is not None:

@@ -124,8 +124,8 @@ def check_metric(received: object, purpose: str) -> None:
     _checks.metric(received)
     if not isinstance(received, Metric):
         raise ValueError(
-            f"metric must be Euclidean(), Wasserstein(...) or Deformations(...), {purpose}; got {type(received).__name__}, "
-            "which only measures gradients; use one of them"
+            f"metric must be Euclidean(), Wasserstein(...) or Deformations(...), {purpose}; got {type(received).__name__}; use "
+            "one of them, or subclass wassersmooth.geometry.metrics.Metric"
         )
 
 

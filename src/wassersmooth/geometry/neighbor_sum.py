@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +41,9 @@ class EdgeList:
 
 _MANY_WEIGHTS = 5  # from this reach on, band matrices are faster than a pass for every weight
 _BLOCK = 24  # rows of a block of a band matrix: with larger ones most of a product is zeros
+
+_FEW_PRODUCTS = 2**21  # of weights and pixels: up to here a convolution on a CPU is faster than a loop over the neighbors
+_IN_CACHE = 2**17  # values that such a loop adds up at a time
 
 _Band = list[tuple[int, int, Tensor]]  # blocks of rows of a band matrix: columns from start to stop, which are not all zero
 
@@ -158,9 +162,9 @@ class Separable(NeighborSum):
 
 
 class Direct(NeighborSum):
-    """Any weights: one two-dimensional convolution.
+    """Any weights: one two-dimensional convolution, or on a CPU a loop over the neighbors.
 
-    It runs in float64, because cuDNN by default rounds a float32 convolution to tf32, and autocast would change its dtype.
+    Both run in float64, because cuDNN by default rounds a float32 convolution to tf32, and autocast would change its dtype.
     """
 
     def __init__(self, offsets: Offsets, weights: Tensor, rows: int, columns: int) -> None:
@@ -176,9 +180,33 @@ class Direct(NeighborSum):
 
     def along_columns(self, field: Tensor) -> Tensor:
         planes = field.double().reshape(-1, 1, *field.shape[-2:])
-        kernel = self._kernels.get(field, lambda: self.kernel.to(field.device))
-        summed = F.conv2d(planes, kernel[None, None])
+        if self._has_fast_loop(field):
+            parts = torch.split(planes, max(1, _IN_CACHE // planes[0].numel()))
+            summed = torch.cat([self._by_neighbors(part) for part in parts])
+        else:
+            kernel = self._kernels.get(field, lambda: self.kernel.to(field.device))
+            summed = F.conv2d(planes, kernel[None, None])
         return summed.reshape(*field.shape[:-2], *summed.shape[-2:]).to(field.dtype)
+
+    def _has_fast_loop(self, field: Tensor) -> bool:
+        """Whether the loop is faster: torch's convolution on a CPU first writes every pixel's neighbors to memory, and autograd
+        through the loop would write an image for every neighbor."""
+        if visibility.tracing() or field.device.type != "cpu" or (torch.is_grad_enabled() and field.requires_grad):
+            return False
+        return field.numel() * self.kernel.numel() > _FEW_PRODUCTS
+
+    def _by_neighbors(self, planes: Tensor) -> Tensor:
+        height, width = planes.shape[-2] - 2 * self.rows, planes.shape[-1] - 2 * self.columns
+        total = planes.new_zeros(*planes.shape[:-2], height, width)
+        for dy, dx, weight in self._neighbors:
+            total.add_(planes[..., dy : dy + height, dx : dx + width], alpha=weight)
+        return total
+
+    @cached_property
+    def _neighbors(self) -> list[tuple[int, int, float]]:
+        """Where each neighbor is inside the border, and its weight."""
+        places = self.kernel.nonzero().tolist()
+        return [(dy, dx, weight) for (dy, dx), weight in zip(places, self.kernel[self.kernel != 0].tolist(), strict=True)]
 
 
 class EdgeSum(NeighborSum):

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from wassersmooth import _checks
 from wassersmooth.geometry.coherent_motion import CoherentMotion
 from wassersmooth.geometry.cometric import Cometric, WeightedLaplacian
-from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein
+from wassersmooth.geometry.metrics import Euclidean, Metric, Wasserstein, check_metric
 from wassersmooth.geometry.neighbor_sum import Relation, edge_ends, spread_to_ends
 from wassersmooth.robustness.attack_base import Attack
 from wassersmooth.robustness.model_queries import AttackLoss, check_loss
@@ -69,7 +69,8 @@ class WassersteinPGD(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.metric, Metric) or isinstance(self.metric, Euclidean):
+        check_metric(self.metric, "whose balls contain the images near an image")
+        if isinstance(self.metric, Euclidean):
             remedy = "PGD(..., norm='l2') is the attack of the Euclidean metric"
             raise ValueError(f"metric must be a Wasserstein metric; got {_checks.shown(self.metric)}; {remedy}")
         _checks.non_negative_number("epsilon", self.epsilon, "it is a length in the metric, not a number of gray levels")
@@ -78,9 +79,9 @@ class WassersteinPGD(Attack):
         _checks.choice("units", self.units, TRANSPORT_UNITS)
         scale = self.metric.scale if isinstance(self.metric, Wasserstein) else None
         if self.units == "shift" and scale != "pixels":
+            got = type(self.metric).__name__ if scale is None else f"scale={scale!r}"
             raise ValueError(
-                f"units='shift' needs a metric in pixels, Wasserstein(..., scale='pixels'); got scale={scale!r}; "
-                "or use units='metric'"
+                f"units='shift' needs a metric in pixels, Wasserstein(..., scale='pixels'); got {got}; or use units='metric'"
             )
 
     @property

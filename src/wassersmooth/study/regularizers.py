@@ -246,7 +246,11 @@ class Regularizer:
             remedy = f"write {self.kind}:module:factory,eta=0.3" if own else "leave it out"
             raise StudyError(f"{', '.join(OF_YOUR_OWN)} need a metric of your own, module:factory; got {self}; {remedy}")
         if (self.kind == "none") != (self.eta == 0):
-            remedy = "leave its eta out" if self.kind == "none" else f"write for example {self.kind}:eta=0.3"
+            remedy = "leave its eta out"
+            if self.kind != "none":
+                kind, _, rest = str(self).partition(":")
+                given = [part for part in rest.split(",") if part and part != self.factory]
+                remedy = f"write for example {kind}:{','.join([self.factory] * own + ['eta=0.3', *given])}"
             raise StudyError(f"eta must be positive for every regularizer except none; got {self}; {remedy}")
         if bool(second) != (self.epsilon > 0):
             raise StudyError(
