@@ -34,6 +34,7 @@ EXACTNESS, BENCH = RESULTS / "exactness.json", RESULTS / "bench-networks-h200.js
 FIRST_CALLS, PRECISION = RESULTS / "first-call-h200.json", RESULTS / "precision-h200.json"
 KEY = ("network", "size", "batch", "precision", "hardware")
 COMPARED_AT_ONCE = 2  # of the processes that share a device: double backward of several networks may not fit
+OUT_OF_MEMORY = (20, 40, 0)  # seconds to wait before a step is prepared again, where processes share a device
 SLOW_REPEATS = 5  # rounds of a step that takes up to a second
 
 
@@ -126,8 +127,12 @@ class Bench:
         lock = self.output.with_suffix(f".turn{os.getpid() % COMPARED_AT_ONCE}.lock") if self.processes > 1 else None
 
         def prepare(kind: step_cost.Kind) -> None:
-            console.line(f"{self.network} {self.precision}: {kind}")
-            prepared[kind], spent = step_cost.prepare(kind, setup, compile, lock)
+            for pause in OUT_OF_MEMORY:
+                console.line(f"{self.network} {self.precision}: {kind}")
+                prepared[kind], spent = step_cost.prepare(kind, setup, compile, lock)
+                if self.processes == 1 or "out of memory" not in spent.get("reason", ""):
+                    break
+                time.sleep(pause)  # others have used it; what was compiled is in the cache
             self._store(row | {"steps": {kind: spent | {"processes": self.processes} | made_by}})
 
         for kind in kinds:

@@ -7,6 +7,7 @@ double backward, which allocates.
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 import traceback
@@ -98,8 +99,11 @@ class Setup:
     def penalty(self, engine: Any = "double_backward") -> Objective:
         if self.critic:
             return GradientObjective(r1_penalty, of=score, loss=real_or_fake, engine=engine)
-        metric = Wasserstein(PixelGraph.grid(self.size, self.size, radius=RADIUS), mass=MASS)
-        return GradientPenalty(metric, ETA, engine=engine)
+        return GradientPenalty(self.metric, ETA, engine=engine)
+
+    @functools.cached_property
+    def metric(self) -> Wasserstein:
+        return Wasserstein(PixelGraph.grid(self.size, self.size, radius=RADIUS), mass=MASS)
 
     def loss(self, outputs: Tensor) -> Tensor:
         return real_or_fake(outputs, self.labels).mean() if self.critic else F.cross_entropy(outputs, self.labels)
@@ -169,8 +173,7 @@ def penalized_total(setup: Setup, model: nn.Module, x: Tensor) -> Tensor:
     (g,) = torch.autograd.grad(field, x, create_graph=True)
     if setup.critic:
         return setup.loss(outputs) + r1_penalty(g, images, setup.labels, outputs).mean()
-    metric: Wasserstein = setup.penalty().metric  # type: ignore[attr-defined]
-    return setup.loss(outputs) + ETA**2 * metric.evaluate(images).quad(g).mean()
+    return setup.loss(outputs) + ETA**2 * setup.metric.evaluate(images).quad(g).mean()
 
 
 def _traced_whole(setup: Setup, model: nn.Module, compile: bool) -> Callable[[], object]:

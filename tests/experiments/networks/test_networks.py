@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -127,6 +129,23 @@ def test_a_new_measurement_keeps_nothing_of_the_one_before(tmp_path: Path) -> No
     assert stored["steps"] == expected
     lines = page._origins(page.Results([], [stored], [], []))
     assert lines == ["- bench, none, commit a", "- bench, none, commit b"]
+
+
+def test_steps_wait_for_memory_that_others_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def prepare(*given: object) -> tuple[None, dict[str, Any]]:
+        tries.append(given)
+        return None, {"reason": "CUDA out of memory" if len(tries) < 3 else "no kernel"}
+
+    monkeypatch.setattr(step_cost, "prepare", prepare)
+    monkeypatch.setattr(commands.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    bench = commands.Bench("discriminator", size=8, batch=2, kinds=("fast",), device="cpu", output=tmp_path / "bench.json")
+    dataclasses.replace(bench, processes=2)()
+    assert len(tries) == 3
+    (row,) = json.loads((tmp_path / "bench.json").read_text())["rows"]
+    assert row["steps"]["fast"]["reason"] == "no kernel"
 
 
 def test_a_step_that_does_not_run_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
