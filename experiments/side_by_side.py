@@ -25,7 +25,7 @@ from wassersmooth.study.runs import Run, locked
 from wassersmooth.study.stored_json import one_line
 from wassersmooth.study.training import training
 
-SLOW = (".*the eager step, not the fast one", ".*it runs uncompiled, which is slower")  # what warnings say of a slow step
+SLOW = (".*the eager step, not the fast one", ".*, which is slower")  # what warnings say of a slow step
 
 
 @contextmanager

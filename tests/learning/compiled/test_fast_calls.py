@@ -193,6 +193,41 @@ def test_a_compiler_that_fails_is_told_with_the_remedy(monkeypatch, device):
         assert_same_step(received, eager(Plain(), twin, images, labels), model, twin, 1e-10)
 
 
+def test_a_step_that_no_graph_can_hold_is_taken_without_one(monkeypatch):
+    def fails(step, inputs, generator):
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand a long trace")
+
+    def step(images, constants, leaves):
+        raise AssertionError("not called yet")
+
+    monkeypatch.setattr(prepared_step, "CudaGraph", fails)
+    said = r"cannot be captured in a CUDA graph \(CUDA error: operation not permitted when stream is capturing\); its kernels"
+    with pytest.warns(UserWarning, match=said):
+        assert prepared_step._captured(step, (torch.rand(2, 1, 3, 3), [], []), None) == (step, False)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_metric_that_copies_from_the_cpu_on_cuda():
+    class Scaled:
+        """Euclidean, with a factor that no CUDA graph can copy to the device."""
+
+        def cometric(self, x):
+            return self
+
+        def mv(self, v):
+            return v * torch.tensor([2.0], dtype=v.dtype).to(v.device)
+
+        def quad(self, v):
+            return (v * self.mv(v)).flatten(1).sum(1)
+
+    model, (images, labels) = smooth_net("cuda"), batch(device="cuda")
+    objective, twin = GradientPenalty(Scaled(), 0.7), copy.deepcopy(model)
+    fast = FastGradients(objective, model, compile=False)
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        received = fast(images, labels)
+    assert_same_step(received, eager(objective, twin, images, labels), model, twin, 1e-10)
+
+
 class BasicBlock(nn.Module):
     """The residual block of ResNet-18."""
 

@@ -173,8 +173,7 @@ class PreparedStep:
         self.run: Callable[..., Any] = step
         if options.cuda_graph and images.is_cuda and spec.capturable and not spec.weights_are_learned:
             options.progress("capturing")
-            with torch.autocast(device.type, enabled=False), torch.no_grad():
-                self.run, self.captured = CudaGraph(step, (first_input(batch), constants, leaves), generator), True
+            self.run, self.captured = _captured(step, (first_input(batch), constants, leaves), generator)
 
     def __str__(self) -> str:
         made = [name for name, is_so in (("compiled", self.compiled), ("captured", self.captured)) if is_so]
@@ -368,6 +367,26 @@ def _compiled(graph: fx.GraphModule, on_cuda: bool) -> Callable[..., Any]:
         options = keep_chosen_values(graph)
     with kernels_made_meanwhile(graph):
         return compile_graph(graph, options)
+
+
+def _captured(
+    step: Callable[..., Any], inputs: tuple[Tensor, list[Tensor], list[Tensor]], generator: torch.Generator | None
+) -> tuple[Callable[..., Any], bool]:
+    """The step as a CUDA graph, and True; or the step itself, with a warning, where a metric or an attack of a user's own does
+    what no graph can hold, such as reading a value, or copying one from the CPU."""
+    device = inputs[0].device
+    try:
+        with torch.autocast(device.type, enabled=False), torch.no_grad():
+            return CudaGraph(step, inputs, generator), True
+    except RuntimeError as error:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        warnings.warn(
+            f"this step cannot be captured in a CUDA graph ({_checks.first_line(error, 200)}); its kernels are launched one by "
+            "one, which is slower; make constants on the device once, not in every call, or pass cuda_graph=False",
+            stacklevel=6,
+        )
+        return step, False
 
 
 def _estimate(graph: fx.GraphModule) -> str:
