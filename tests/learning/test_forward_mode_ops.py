@@ -1,5 +1,7 @@
 """Written-out operators have the values of the native ones, with every option they take on."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -100,6 +102,56 @@ def test_values_are_the_native_ones(call):
         received = call()
     assert received.dtype == expected.dtype
     assert_matches(received, expected, 1e-12)
+
+
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.parametrize("padding_mode", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_images_between_pixels(mode, padding_mode, align_corners):
+    """Values and derivatives; also far outside, at the borders, at pixels, and in images of one row or column."""
+    generator = torch.Generator().manual_seed(0)
+    for size in ((5, 7), (1, 3), (4, 1)):
+        images = torch.rand(2, 3, *size, dtype=torch.float64, generator=generator).requires_grad_()
+        grid = 1.5 * torch.randn(2, 6, 4, 2, dtype=torch.float64, generator=generator)
+        grid[0, 0] = torch.tensor([[-1.0, 1.0], [1.0, -1.0], [0.0, 0.0], [-1.0, 5.0]])
+        v, inputs = torch.randn(2, 3, 6, 4, dtype=torch.float64, generator=generator), (images, grid.requires_grad_())
+        expected = F.grid_sample(*inputs, mode, padding_mode, align_corners)
+        with decomposed_operators():
+            received = F.grid_sample(*inputs, mode, padding_mode, align_corners)
+        assert_matches(received, expected, 1e-12)
+        given = {"allow_unused": True, "materialize_grads": True}  # the nearest pixel does not depend on the place
+        derivatives = [torch.autograd.grad((result * v).sum(), inputs, **given) for result in (received, expected)]
+        for mine, theirs in zip(*derivatives, strict=True):
+            assert_matches(mine, theirs, 1e-12)
+
+
+class SpatialTransformer(nn.Module):
+    """Moves the image as it sees fit."""
+
+    def __init__(self):
+        super().__init__()
+        self.where = nn.Sequential(nn.Flatten(), nn.Linear(64, 6))
+        self.last = nn.Sequential(nn.Conv2d(1, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(144, 3))
+        nn.init.normal_(self.where[1].weight, std=0.02)
+        self.where[1].bias.data = torch.tensor([1.0, 0.05, 0.03, 0.02, 0.95, -0.04])
+
+    def forward(self, x):
+        grid = F.affine_grid(self.where(x).view(-1, 2, 3), x.shape, align_corners=False)
+        return self.last(F.grid_sample(x, grid, align_corners=False))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_spatial_transformer_is_exact(fast):
+    torch.manual_seed(0)
+    model, (images, labels) = SpatialTransformer().double(), batch()
+    twin = copy.deepcopy(model)
+    GradientPenalty(Euclidean(), 0.7)(twin, images, labels).total.backward()
+    if fast:
+        FastGradients(GradientPenalty(Euclidean(), 0.7), model)(images, labels)
+    else:
+        GradientPenalty(Euclidean(), 0.7, engine=ForwardMode(verify=False))(model, images, labels).total.backward()
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert_matches(mine.grad, theirs.grad, 1e-12)
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

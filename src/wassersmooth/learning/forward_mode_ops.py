@@ -2,8 +2,8 @@
 
 When a backward pass follows forward-mode differentiation, the native kernels of batch-norm in training mode, layer-norm and
 instance-norm return the right value and silently a wrong gradient (by 15 to 150 %); softmax, log-softmax, log-sum-exp,
-cross-entropy, fused attention, GLU and, in some versions, SiLU and Mish raise. Inside :func:`forward_mode_safe` each of them
-is computed from means, exponentials and products instead, whether a module or the model's own code calls it. Running
+cross-entropy, fused attention, GLU, grid_sample and, in some versions, SiLU and Mish raise. Inside :func:`forward_mode_safe` each
+of them is computed from means, exponentials and products instead, whether a module or the model's own code calls it. Running
 statistics are read and never updated: the plain pass does that. Results have the strides that the native operator returns,
 because a dropout that follows draws its mask in memory order, and must draw the mask of the plain pass.
 
@@ -244,6 +244,49 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     return NotImplemented if first is NotImplemented or second is NotImplemented else (first * second).sum(dim)
 
 
+def grid_sample(
+    input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Tensor:
+    """Images at places between pixels, from the four pixels around each: the native one has no forward mode."""
+    if input.dim() != 4 or mode not in ("bilinear", "nearest"):
+        return NotImplemented  # type: ignore[no-any-return]
+    if torch.is_autocast_enabled(input.device.type):
+        wide = torch.promote_types(input.dtype, grid.dtype)
+        input, grid = input.to(wide), grid.to(wide)
+    height, width = input.shape[-2:]
+    x, y = (_inside(grid[..., i], size, padding_mode, bool(align_corners)) for i, size in enumerate((width, height)))
+    if mode == "nearest":
+        return _pixels(input, y.round(), x.round())
+    top, left = y.detach().floor(), x.detach().floor()
+    down, right = y - top, x - left
+    upper = _pixels(input, top, left) * (1 - right)[:, None] + _pixels(input, top, left + 1) * right[:, None]
+    lower = _pixels(input, top + 1, left) * (1 - right)[:, None] + _pixels(input, top + 1, left + 1) * right[:, None]
+    return upper * (1 - down)[:, None] + lower * down[:, None]
+
+
+def _inside(places: Tensor, size: int, padding_mode: str, align_corners: bool) -> Tensor:
+    """Places from -1 to 1 in pixels; moved into the image unless the padding is zeros."""
+    pixels = (places + 1) / 2 * (size - 1) if align_corners else ((places + 1) * size - 1) / 2
+    if padding_mode == "reflection":
+        low, span = (0.0, size - 1) if align_corners else (-0.5, size)
+        distance = (pixels - low).abs()
+        turns = (distance.detach() / max(span, 1)).floor()
+        rest = distance - turns * span
+        pixels = low + torch.where(turns % 2 == 0, rest, span - rest)
+    if padding_mode != "zeros":  # without a derivative at the border itself, like the native one
+        pixels = torch.where((pixels > 0) & (pixels < size - 1), pixels, pixels.detach().clamp(0, size - 1))
+    return pixels
+
+
+def _pixels(images: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """The pixels at these places, zeros outside. # shape: (B, C, H, W), both (B, h, w) -> (B, C, h, w)"""
+    height, width = images.shape[-2:]
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    place = torch.where(inside, row * width + column, 0).long().flatten(1)
+    found = images.flatten(2).gather(2, place[:, None].expand(-1, images.shape[1], -1))
+    return found.reshape(*images.shape[:2], *row.shape[1:]) * inside[:, None]
+
+
 def _length(differences: Tensor) -> Tensor:
     squares = differences.square().sum(-1)
     zero = squares == 0
@@ -308,6 +351,9 @@ TWICE_DIFFERENTIABLE: dict[Any, Callable[..., Any]] = {
     F.cosine_similarity: cosine_similarity,
 }
 
+# Without forward mode; double backward takes the native ones, where it does not record.
+NO_FORWARD_MODE: dict[Any, Callable[..., Any]] = {F.grid_sample: grid_sample, **attention.DECOMPOSITIONS}
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     F.batch_norm: batch_norm,
     torch.batch_norm: _native_batch_norm,
@@ -335,7 +381,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     F.mish: mish,
     F.glu: glu,
     **TWICE_DIFFERENTIABLE,
-    **attention.DECOMPOSITIONS,
+    **NO_FORWARD_MODE,
 }
 
 
@@ -344,7 +390,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 MAY_CHANGE_STRIDES = frozenset(DECOMPOSITIONS) - {
     *(F.silu, F.mish, F.cross_entropy),
     *TWICE_DIFFERENTIABLE,
-    *attention.DECOMPOSITIONS,
+    *NO_FORWARD_MODE,
 }
 
 
@@ -358,10 +404,11 @@ def decomposed_operators() -> ReplaceOperators:
     return ReplaceOperators(DECOMPOSITIONS)
 
 
-def twice_differentiable(attention_too: bool = False) -> ReplaceOperators:
+def twice_differentiable(forward_mode_too: bool = False) -> ReplaceOperators:
     """Replace only what has no second derivative, for passes in which all other operators must stay native.
 
     Arguments:
-        attention_too: also fused attention; outside of a trace its kernel can be chosen instead.
+        forward_mode_too: also what has no forward mode, fused attention and grid_sample; outside of a trace the kernels of
+            attention can be chosen instead.
     """
-    return ReplaceOperators({**TWICE_DIFFERENTIABLE, **attention.DECOMPOSITIONS} if attention_too else TWICE_DIFFERENTIABLE)
+    return ReplaceOperators({**TWICE_DIFFERENTIABLE, **NO_FORWARD_MODE} if forward_mode_too else TWICE_DIFFERENTIABLE)

@@ -58,7 +58,7 @@ class ReplayableForward:
                 _model_checks.depends_on_images(outputs)
             return outputs
         rng = RecordedRng()
-        with rng, twice_differentiable(attention_too=True):  # attention's dropout can then be recorded
+        with rng, twice_differentiable(forward_mode_too=True):  # attention's dropout can then be recorded
             outputs = call_model(self.model, x, *self.constants)
         self.draws = rng.recorded
         return outputs
@@ -75,7 +75,7 @@ class ReplayableForward:
         def forward(z: Tensor) -> tuple[Tensor, tuple[dict[str, Tensor], list[Tensor]]]:
             buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
             rng = RecordedRng()
-            with rng, twice_differentiable(attention_too=True):
+            with rng, twice_differentiable(forward_mode_too=True):
                 outputs = self._call(buffers, z)
             return outputs, (buffers, rng.recorded)
 
@@ -97,7 +97,7 @@ class ReplayableForward:
         copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
         buffers = {path: copies[name] for path, name in self.names.items()}
         start = RecordedRng(self.draws) if self.before is None else _rewound(self.inner, *self.before)
-        with start, twice_differentiable(attention_too=self.recording), mode or nullcontext():
+        with start, twice_differentiable(forward_mode_too=self.recording), mode or nullcontext():
             return self._call(buffers, x)
 
     def _call(self, buffers: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -215,7 +215,7 @@ def trace_joint_graph(
             buffers_after = [buffer.clone() for buffer in buffers]
             everything = state | weights | dict(zip(buffer_names, buffers_after, strict=True))
             everywhere = {place: everything[name] for place, name in held.items()}
-            with twice_differentiable(attention_too=True):
+            with twice_differentiable(forward_mode_too=True):
                 outputs = logits_of(torch.func.functional_call(model, everywhere, (x, *constants), tie_weights=False))
             _refuse_replaced(everywhere, {place: everything[name] for place, name in held.items()})
             values = losses.evaluate(field, outputs, layout.labels(labels), *field_arguments, images=len(x))
