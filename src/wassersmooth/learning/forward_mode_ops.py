@@ -2,10 +2,10 @@
 
 When a backward pass follows forward-mode differentiation, the native kernels of batch-norm in training mode, layer-norm and
 instance-norm return the right value and silently a wrong gradient (by 15 to 150 %); softmax, log-softmax, log-sum-exp,
-cross-entropy, fused attention, GLU, grid_sample and, in some versions, SiLU and Mish raise. Inside :func:`forward_mode_safe` each
-of them is computed from means, exponentials and products instead, whether a module or the model's own code calls it. Running
-statistics are read and never updated: the plain pass does that. Results have the strides that the native operator returns,
-because a dropout that follows draws its mask in memory order, and must draw the mask of the plain pass.
+cross-entropy, fused attention, GLU, grid_sample and, in some versions, SiLU and Mish raise. Inside :func:`forward_mode_safe`
+each of them is computed from means, exponentials and products instead, whether a module or the model's own code calls it.
+Running statistics are read and never updated: the plain pass does that. Results have the strides that the native operator
+returns, because a dropout that follows draws its mask in memory order, and must draw the mask of the plain pass.
 
 A few operators have no second derivative: hard sigmoids and pairwise distances nowhere, unit vectors and cosines not at zero,
 where it is NaN, as for the padding of an attention window. They are written out in every engine, also in the plain pass of
