@@ -26,6 +26,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--data-dir", help="where the files of CIFAR-10 are, for tests of the published networks")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let `pytest -m cuda` run all that needs a GPU, also kernels, whose tests run in an interpreter elsewhere."""
+    for item in items:
+        if uses_cuda(item):
+            item.add_marker("cuda")
+
+
+def uses_cuda(item: pytest.Item) -> bool:
+    """By the parameters of a test, by the device of its module, or by the reason for which it is skipped without one."""
+    parameters = getattr(item, "callspec", None)
+    given = [] if parameters is None else [value for value in parameters.params.values() if isinstance(value, str)]
+    reasons = [str(mark.kwargs.get("reason", "")) for mark in item.iter_markers("skipif")]
+    of_module = getattr(getattr(item, "module", None), "DEVICE", None)
+    return "cuda" in (*given, of_module) or any("CUDA" in reason or "GPU" in reason for reason in reasons)
+
+
 @pytest.fixture
 def cifar10(request: pytest.FixtureRequest) -> Path:
     """The folder of CIFAR-10, from --data-dir or WASSERSMOOTH_DATA_DIR; without it the test is skipped."""

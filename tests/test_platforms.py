@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 import wassersmooth as ws
 from experiments.speed import operator_cost
+from tests.conftest import uses_cuda
 from wassersmooth import _checks, cli
 from wassersmooth.study.distributed import choose_device
 from wassersmooth.study.errors import StudyError
@@ -170,3 +172,16 @@ def test_a_closed_pipe_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main(["train"])
     monkeypatch.setattr(cli, "CLOSED_PIPE", (errno.EINVAL,))
     assert cli.main(["train"]) == 141
+
+
+def test_what_uses_a_gpu_is_marked() -> None:
+    def item(device: Any = None, of_module: str | None = None, reason: str = "") -> Any:
+        marks = [pytest.mark.skipif(True, reason=reason).mark] if reason else []
+        module = SimpleNamespace() if of_module is None else SimpleNamespace(DEVICE=of_module)
+        return SimpleNamespace(callspec=SimpleNamespace(params={"x": device}), module=module, iter_markers=lambda name: marks)
+
+    assert uses_cuda(item("cuda"))
+    assert uses_cuda(item(of_module="cuda"))
+    assert uses_cuda(item(reason="needs CUDA or Triton's interpreter"))
+    assert not uses_cuda(item("cpu", "cpu", "needs POT"))
+    assert not uses_cuda(item(torch.zeros(2)))
