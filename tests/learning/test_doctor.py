@@ -79,7 +79,8 @@ def test_what_rounding_puts_above_one_is_no_problem(excess, expected, device):
 
 class Grid(nn.Module):
     def forward(self, x):
-        return F.grid_sample(x, x.new_full((len(x), 4, 4, 2), 0.1), align_corners=False)
+        grid = x.new_full((len(x), 4, 4, 2), 0.1)
+        return F.grid_sample(x, grid, "bicubic", align_corners=False)  # which has no forward mode
 
 
 class Distances(nn.Module):
