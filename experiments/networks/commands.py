@@ -121,7 +121,7 @@ class Bench:
         compile = device.type == "cuda" if self.compile is None else self.compile
         row = {"network": self.network, "size": size, "batch": batch, "precision": self.precision, "compiled": compile}
         origin = processes.origin(PROGRAM, device)
-        made_by = {key: origin.pop(key) for key in ("commit", "command")}  # the steps of a row may be of several commands
+        made_by = {key: origin.pop(key) for key in step_cost.ORIGIN}
         row |= origin | library_version(self.network)
         prepared: dict[str, step_cost.Step | None] = {}
         lock = self.output.with_suffix(f".turn{os.getpid() % COMPARED_AT_ONCE}.lock") if self.processes > 1 else None
@@ -284,7 +284,7 @@ class FirstCall:
                     if process.wait() != 0:
                         raise StudyError(f"the bench of {network} failed with code {process.returncode}; see its lines above")
                     step = row_store.read(rows)["rows"][0]["steps"]["fast"]
-                    step = {key: value for key, value in step.items() if key not in ("commit", "command")}  # those of the row
+                    step = {key: value for key, value in step.items() if key not in step_cost.ORIGIN}  # the row has its own
                     self._store(network, device, state, step, console)
 
     def _start(self, network: str, cache: Path, rows: Path) -> tuple[str, subprocess.Popen[bytes], Path]:

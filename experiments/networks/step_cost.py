@@ -53,8 +53,8 @@ FIRST_CALL = {
     "compiler": object_of(_SECONDS),
     "processes": whole(1),
 }
-_ORIGIN = {"commit": text, "command": text}
-_STEP = object_with({}, {"ms": number(1e-9, 1e9), "reason": text, "peak_bytes": whole(1), **FIRST_CALL, **_ORIGIN})
+ORIGIN = {"commit": text, "command": text}  # of a step: those of a row may be of several commands
+_STEP = object_with({}, {"ms": number(1e-9, 1e9), "reason": text, "peak_bytes": whole(1), **FIRST_CALL, **ORIGIN})
 ROW = object_with(
     {"network": text, "size": whole(1), "batch": whole(1), "precision": text, "steps": object_of(_STEP)},
     {"gradient_error": object_with({}, {"fast": number(0), "eager": number(0), "reason": text})},
