@@ -65,7 +65,7 @@ def changing(path: Path) -> Iterator[dict[str, Any]]:
     """
     _refuse_folder(path)
     durable.make_folder(path.parent)
-    with locked(path.with_suffix(".lock"), wait=True):
+    with locked(path.with_suffix(".lock"), timeout=-1):
         stored = read(path)
         yield stored
         durable.write_json(path, stored)

@@ -220,8 +220,11 @@ class BenchAll:
         commands = [processes.words_of(PROGRAM, self._bench(*job)) for job in jobs]
         with turns.Processes(commands, environment, self.at_once, Console().line) as running:
             running.wait_until_ready(started + ready_by)
-            with nullcontext() if self.alone is None else locked(self.alone, wait=True):
-                running.take_turns(started + self.seconds)
+            ends = started + self.seconds
+            with nullcontext(True) if self.alone is None else locked(self.alone, max(0, ends - time.monotonic())) as alone:
+                if not alone:
+                    raise StudyError(f"no step was timed: until the end, another process held {self.alone}; try again after it")
+                running.take_turns(ends)
 
     def _jobs(self) -> list[tuple[str, tuple[step_cost.Kind, ...]]]:
         """The networks and kinds of each process, in the order in which they are timed."""

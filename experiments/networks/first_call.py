@@ -13,14 +13,14 @@ ROW = object_with(
     {"network": text, "size": whole(1), "batch": whole(1), "precision": text},
     {state: object_with({"first_call_seconds": FIRST_CALL["first_call_seconds"]}, FIRST_CALL) for state in ("cold", "warm")},
 )
-STAGES = ("tracing", "compiling", "comparing")
+STAGES = ("tracing", "compiling", "launching", "comparing")
 # Phases of the compiler, as torch names them, that do not lie inside each other. They are the largest.
 PHASES = {
-    "GraphLowering.run": "lowering",
-    "Scheduler.__init__": "scheduling",
-    "Scheduler.codegen": "code",
-    "async_compile.wait": "waiting for kernels",
-    "CachingAutotuner.benchmark_all_configs": "choosing kernels",
+    "GraphLowering.run": "of compiling: lowering",
+    "Scheduler.__init__": "of compiling: scheduling",
+    "Scheduler.codegen": "of compiling: code",
+    "async_compile.wait": "of compiling: waiting for kernels",
+    "CachingAutotuner.benchmark_all_configs": "of launching: choosing kernels",
 }
 
 
@@ -37,5 +37,5 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
             shown = ["-" if seconds is None else f"{seconds:.1f}" for seconds in parts]
             cells = [row["network"], row["precision"], state, f"{found['first_call_seconds']:.1f}", *shown]
             lines.append(map(escape_value, [*cells, found.get("processes", 1)]))
-    titles = [*STAGES, *(f"of compiling: {title}" for title in PHASES.values())]
-    return markdown.table(("network", "precision", "cache", "all, s", *titles, "at once"), lines)
+    titles = ("network", "precision", "cache", "all, s", *STAGES, *PHASES.values(), "at once")
+    return markdown.table(titles, lines)

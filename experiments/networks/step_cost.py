@@ -256,7 +256,7 @@ class Stages:
     def __call__(self, stage: str) -> None:
         self.held.close()
         if stage == "comparing" and self.turns is not None:
-            self.held.enter_context(locked(self.turns, wait=True))
+            self.held.enter_context(locked(self.turns, timeout=-1))
         self.started.append((stage.split()[0], time.perf_counter()))  # without its estimate
 
     def seconds(self) -> dict[str, float]:

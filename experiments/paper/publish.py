@@ -214,6 +214,6 @@ def _strip(runs: Sequence[Run]) -> dict[str, Any] | None:
 
 
 def _keep_figure(path: Path, name: str, content: dict[str, Any]) -> None:
-    with locked(path.with_suffix(".lock"), wait=True):
+    with locked(path.with_suffix(".lock"), timeout=-1):
         known = read_json(path, "a folder of results", PUBLISH_AGAIN, STORED_FIGURES) if path.exists() else {}
         durable.write_json(path, dict(sorted((known | {name: content}).items())))

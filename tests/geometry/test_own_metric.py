@@ -93,6 +93,14 @@ def test_objectives_and_fast_gradients(objective: Any, x: Tensor, device: str) -
         assert_matches(mine.grad, theirs.grad, 1e-8)
 
 
+def test_no_factorization_while_a_graph_is_captured(x: Tensor, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The capture fails then with a reason, before cuSOLVER does, which would not recover."""
+    monkeypatch.setattr("wassersmooth.geometry.cometric.capturing", lambda x: True)
+    for factors in (lambda cometric: cometric.sample(), lambda cometric: cometric.logdet()):
+        with pytest.raises(RuntimeError, match=r"Blurred factors a dense matrix, which no CUDA graph can hold"):
+            factors(OWN.cometric(x))
+
+
 @pytest.mark.parametrize("metric", [OWN, ws.Deformations(4, 5, 1.0, "advection", mass=0.1)], ids=["own", "motion"])
 @pytest.mark.parametrize("iterations", [1, 6])
 def test_attacks_stay_in_the_box_and_in_the_ball(metric: Any, iterations: int, x: Tensor, device: str) -> None:

@@ -23,7 +23,7 @@ from wassersmooth.geometry.edge_aware import EdgeAwareGraph
 from wassersmooth.geometry.graph import PixelGraph
 from wassersmooth.geometry.neighbor_sum import Relation, edge_ends, spread_to_ends
 from wassersmooth.geometry.randomness import standard_normal
-from wassersmooth.visibility import values_are_visible
+from wassersmooth.visibility import capturing, values_are_visible
 
 # The share of a perturbation, of a right-hand side or of a length that may be rounding error.
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-9}
@@ -224,6 +224,8 @@ class Cometric(ABC):
 
     def _dense(self) -> Tensor:
         """:meth:`as_matrix` in float64, of images that are not too large for it. # shape: (B, N, N)"""
+        if capturing(self.x):  # cuSOLVER fails in a capture, and then in all later calls of the process
+            raise RuntimeError(f"{type(self).__name__} factors a dense matrix, which no CUDA graph can hold")
         remedy = "logdet_estimate(probes)"
         if self.singular:
             remedy = "a metric with mass > 0, which solve and logdet_estimate(probes) need no matrix for"

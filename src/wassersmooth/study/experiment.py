@@ -148,7 +148,7 @@ def record_time(record: Path, what: str, say: Callable[[str], None]) -> Iterator
     finally:
         try:
             if record.parent.is_dir():
-                with locked(record.with_suffix(".lock"), wait=True):  # processes that share a study may end at the same time
+                with locked(record.with_suffix(".lock"), timeout=-1):  # processes that share a study may end at the same time
                     _add_time(record, what, time.perf_counter() - started, say)
         except RunStoppedError as error:  # a full disk: the work itself is saved, or has its own error
             say(str(error))

@@ -421,10 +421,14 @@ def runs_in(folder: Path, trust_code: bool = False) -> list[Run]:
 
 
 @contextmanager
-def locked(path: Path, wait: bool = False) -> Iterator[bool]:
-    """Hold a lock file; yield whether this process has it. The system releases the lock of a killed process."""
+def locked(path: Path, timeout: float = 0) -> Iterator[bool]:
+    """Hold a lock file; yield whether this process has it. The system releases the lock of a killed process.
+
+    Arguments:
+        timeout: for how many seconds to wait for another process; -1 means without end.
+    """
     try:
-        held = FileLock(path).acquire(timeout=-1 if wait else 0)
+        held = FileLock(path).acquire(timeout=timeout)
     except Timeout:
         yield False
     except OSError as error:

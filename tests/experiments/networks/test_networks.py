@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import nn
 
 from experiments.networks import architectures, commands, exactness, first_call, page, precision, step_cost, turns
@@ -244,6 +246,16 @@ def test_steps_are_timed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     flags = f"--networks resnet20 --alone {path} --output {tmp_path / 'bench.json'}"
     assert main(["bench-all", *flags.split()], PROGRAM) == 0
     assert held == [False, True]
+
+
+def test_waiting_for_the_device_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(turns.Processes, "wait_until_ready", lambda *arguments: None)
+    path = tmp_path / "alone.lock"
+    flags = f"--networks resnet20 --alone {path} --output {tmp_path / 'bench.json'} --seconds 0.2"
+    with FileLock(path):
+        assert main(["bench-all", *flags.split()], PROGRAM) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"no step was timed: until the end, another process held .*alone\.lock; try again", said)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_the_repr_says_what_is_prepared_and_progress_what_is_done(device, monkey
     captured = ["capturing"] if device == "cuda" else []
     estimate = r" \d+ operators: about \d+ s, or \d+ s if the compiler's cache has them" if device == "cuda" else ""
     assert re.fullmatch("compiling" + estimate, stages.pop(1))
-    assert stages == ["tracing", "comparing", *captured]
+    assert stages == ["tracing", "launching", "comparing", *captured]
     assert repr(fast).endswith(f"prepared for (4, 1, 8, 8) (compiled{' and captured' if captured else ''}))")
 
 

@@ -61,8 +61,8 @@ class FastGradients:
         cuda_graph: whether kernels are captured in a CUDA graph; no effect on the CPU.
         verify: whether the first call compares gradients. A model that draws random numbers is compared in eval mode; if it
             draws there too, a warning says that it was not compared.
-        progress: called with ``"tracing"``, ``"compiling"``, ``"comparing"`` and ``"capturing"`` as each of them begins. On
-            CUDA, the number of operators and an estimate of the time follow ``"compiling"``.
+        progress: called with ``"tracing"``, ``"compiling"``, ``"launching"``, ``"comparing"`` and ``"capturing"`` as each of
+            them begins. On CUDA, the number of operators and an estimate of the time follow ``"compiling"``.
     """
 
     def __init__(

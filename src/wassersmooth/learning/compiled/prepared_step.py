@@ -214,6 +214,7 @@ class _Function:
         try:
             with torch.autocast(example.images.device.type, enabled=False), torch.no_grad():
                 compiled = compile_cache.get_or_compile(self.graph, lambda: _compiled(self.graph, example.images.is_cuda))
+                options.progress("launching")
                 compiled(*flat)  # some kernels are compiled when they are first launched
             self.run = compiled
         except Exception as error:  # a compiler can raise anything

@@ -131,7 +131,7 @@ def _conclude(
         "attack": repr(ATTACK),
         "recipe": recipe,
     }
-    with locked(folder / "sweep.lock", wait=True):  # a sweep of another kind may end at the same time
+    with locked(folder / "sweep.lock", timeout=-1):  # a sweep of another kind may end at the same time
         searches = (read_sweep(path, "a sweep").get("searches", {}) if path.exists() else {}) | {kind: search}
         by_rule = {rule: {kind: searches[kind]["selected"][rule] for kind in searches} for rule in selected}
         chosen = {"chosen": dataclasses.asdict(best), "selected": by_rule}
