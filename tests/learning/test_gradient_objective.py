@@ -217,6 +217,32 @@ def test_labels_may_be_a_tuple(device):
     assert_same_step(traced(objective, model)(images, pair), eager(objective, twin, images, pair), model, twin, 1e-10)
 
 
+def test_one_tensor_may_be_given_several_times(device):
+    """A trace took two arguments that were one object for the same argument, also when they later were not."""
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 8), nn.Linear(4, 8)
+
+        def forward(self, x, y):
+            return torch.tanh(self.a(x) + self.b(y))
+
+    def loss(outputs, labels):
+        return labels["weight"] * per_row((outputs[:, :4] - labels["target"]).square())
+
+    torch.manual_seed(0)
+    model, ones = Pair().double().to(device), torch.ones(3, dtype=torch.float64, device=device)
+    objective = GradientObjective(lambda g, x, y, f: y["scale"] * per_row(g.square()), loss=loss)
+    fast, twin = traced(objective, model), copy.deepcopy(model)
+    x, y, target, weight, scale = (torch.rand(3, size, dtype=torch.float64, device=device) for size in (4, 4, 4, 1, 1))
+    for inputs, labels in (
+        ((x, x), {"target": x, "weight": ones, "scale": ones}),
+        ((x, y), {"target": target, "weight": weight[:, 0], "scale": scale[:, 0]}),
+    ):
+        assert_same_step(fast(inputs, labels), eager(objective, twin, inputs, labels), model, twin, 1e-10)
+
+
 def test_a_penalty_that_ignores_the_gradient_or_everything(device):
     model, (images, labels) = smooth_net(device), batch(device=device)
     for penalty in (lambda g, x, y, f: f.square().sum(1), lambda g, x, y, f: torch.ones_like(f[:, 0])):

@@ -18,6 +18,7 @@ from wassersmooth._torch_internals import OpOverload, pytree, trace, writes_to_a
 from wassersmooth.learning import losses
 from wassersmooth.learning.compiled.jvp_rules import separate_products
 from wassersmooth.learning.forward_mode_ops import twice_differentiable
+from wassersmooth.learning.objective import detached
 from wassersmooth.model_state import call_model, canonical_names, logits_of, preserve_state
 
 aten = torch.ops.aten
@@ -154,9 +155,13 @@ class BatchLayout:
         self.structure = None if labels is None else pytree.tree_structure(labels)
 
     def split(self, inputs: Any, labels: Any) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """The images, the further arguments of the model, and the tensors of the labels."""
+        """The images, the further arguments of the model, and the tensors of the labels.
+
+        Each is an object of its own: a trace takes two arguments that are one object for the same one, also in later steps.
+        """
         images, *constants = inputs if self.is_tuple else (inputs,)
-        return images, constants, [] if self.structure is None else pytree.tree_leaves(labels)
+        leaves = [] if self.structure is None else pytree.tree_leaves(labels)
+        return images, detached(constants), detached(leaves)
 
     def inputs(self, images: Tensor, constants: Sequence[Tensor]) -> Any:
         return (images, *constants) if self.is_tuple else images
