@@ -17,6 +17,8 @@ from tests.learning.zoo import batch, make, smooth_net
 from tests.robustness.small_models import Around
 from wassersmooth import Euclidean, FastGradients, GradientObjective, GradientPenalty, PixelGraph, Wasserstein
 from wassersmooth._checks import NotFiniteError
+from wassersmooth._torch_internals import pytree
+from wassersmooth.learning.compiled import prepared_step
 
 
 def per_row(values):
@@ -60,6 +62,11 @@ class PairPotential(nn.Module):
         atoms = positions.shape[1]
         others = mask[:, None] & mask[:, :, None] & ~torch.eye(atoms, dtype=torch.bool, device=positions.device)
         return (pairs * others).sum((1, 2))
+
+
+def with_gaps(tensor):
+    """The same values, where every other place in memory belongs to something else."""
+    return torch.stack([tensor, tensor], -1)[..., 0]
 
 
 def first_output(outputs, labels):
@@ -203,7 +210,27 @@ def test_compiled_as_one_function(device):
     fast, twin = FastGradients(objective, model, compile=True), copy.deepcopy(model)
     for _ in range(2):
         assert_same_step(fast(inputs, labels), eager(objective, twin, inputs, labels), model, twin, 1e-9)
+        inputs, labels = pytree.tree_map(with_gaps, inputs), pytree.tree_map(with_gaps, labels)
     assert "compiled" in repr(fast)
+
+
+def test_compiled_functions_are_given_tensors_without_gaps(device, monkeypatch):
+    """They refuse other strides than those they were compiled for, and a column of a table has strides of its own."""
+    strides = []
+
+    def compiled(graph, on_cuda):
+        def run(*tensors):
+            strides.append([tensor.stride() for tensor in tensors])
+            return graph(*tensors)
+
+        return run
+
+    monkeypatch.setattr(prepared_step, "_compiled", compiled)
+    model, objective, inputs, labels = setting("energies and forces", device)
+    fast = FastGradients(objective, model, compile=True, cuda_graph=False)
+    fast(inputs, labels)
+    fast(pytree.tree_map(with_gaps, inputs), pytree.tree_map(with_gaps, labels))
+    assert all(found == strides[0] for found in strides)
 
 
 def test_labels_may_be_a_tuple(device):

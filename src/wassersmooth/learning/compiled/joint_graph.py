@@ -18,7 +18,6 @@ from wassersmooth._torch_internals import OpOverload, pytree, trace, writes_to_a
 from wassersmooth.learning import losses
 from wassersmooth.learning.compiled.jvp_rules import separate_products
 from wassersmooth.learning.forward_mode_ops import twice_differentiable
-from wassersmooth.learning.objective import detached
 from wassersmooth.model_state import call_model, canonical_names, logits_of, preserve_state
 
 aten = torch.ops.aten
@@ -158,10 +157,11 @@ class BatchLayout:
         """The images, the further arguments of the model, and the tensors of the labels.
 
         Each is an object of its own: a trace takes two arguments that are one object for the same one, also in later steps.
+        All but the images, whose memory format matters, are contiguous: compiled functions take only the strides they know.
         """
         images, *constants = inputs if self.is_tuple else (inputs,)
         leaves = [] if self.structure is None else pytree.tree_leaves(labels)
-        return images, detached(constants), detached(leaves)
+        return images, _contiguous(constants), _contiguous(leaves)
 
     def inputs(self, images: Tensor, constants: Sequence[Tensor]) -> Any:
         return (images, *constants) if self.is_tuple else images
@@ -243,6 +243,11 @@ def trace_joint_graph(
     placeholders = graph.graph.find_nodes(op="placeholder")
     last = placeholders[len(placeholders) - len(field_arguments) :]
     return JointGraph(graph, layout, placeholders[0], last, outputs, values, g, used, rest[len(trained) :])
+
+
+def _contiguous(tensors: list[Any]) -> list[Any]:
+    """Tensors with the same values that share no object with others; whatever is no tensor stays as it is."""
+    return [one.detach().contiguous() if isinstance(one, Tensor) else one for one in tensors]
 
 
 def clone_shared(tensors: list[Tensor]) -> list[Tensor]:
