@@ -14,6 +14,7 @@ new subclass of :class:`PenaltyTerm` here and a new row of ``STEPS`` in :mod:`wa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,12 @@ class PenaltyTerm:
     def factor(self, eta: Tensor) -> Tensor:
         """What the strength multiplies the penalty by."""
         return eta
+
+    @property
+    def degree(self) -> float:
+        """The power of eta that the penalty is proportional to."""
+        one, two = (self.factor(torch.tensor(eta, device="cpu")) for eta in (1.0, 2.0))
+        return math.log2(float(two / one))
 
     @property
     def learned(self) -> tuple[Tensor, ...]:

@@ -172,6 +172,50 @@ def test_a_custom_backward_pass_is_noticed(detached, said):
     assert all(p.grad is None for p in model.parameters())
 
 
+class DetachedGate(nn.Module):
+    """Its gate is a constant to autograd, but not in a trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(64, 16), nn.Linear(64, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        with torch.no_grad():
+            gate = torch.sigmoid(4 * self.gate(x))
+        return self.last(torch.tanh(self.first(x)) * gate)
+
+
+@pytest.mark.parametrize("make_eta", [float, torch.tensor], ids=["float", "tensor"])
+@pytest.mark.parametrize("eta", [0.0, 0.01, 0.3])
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_wrong_gradient_of_a_weak_penalty_is_noticed(make_eta, eta, power, device):
+    """Beside that of the loss, it would be smaller than the rounding that is allowed."""
+    torch.manual_seed(0)
+    images, labels = batch(device=device, dtype=torch.float32)
+    strength, model = make_eta(eta), DetachedGate().to(device)
+    fast = traced(GradientPenalty(Euclidean(), strength, power=power), model)
+    if isinstance(strength, float) and eta == 0:  # it stays zero
+        fast(images, labels)
+        return
+    with pytest.raises(RuntimeError, match=r"hides what it computes from autograd \(.detach\(\), torch.no_grad\(\)\)"):
+        fast(images, labels)
+    assert strength == eta
+
+
+@pytest.mark.parametrize("eta", [0.0, 1e-6, 0.01])
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_weak_penalty_does_not_fail_the_comparison(eta, learned, device):
+    torch.manual_seed(0)
+    layers = [m for _ in range(6) for m in (nn.Conv2d(4, 4, 3, 1, 1), nn.BatchNorm2d(4), nn.ReLU())]
+    model = nn.Sequential(nn.Conv2d(1, 4, 3, 1, 1), *layers, nn.Flatten(), nn.Linear(4 * 64, CLASSES)).to(device)
+    images, labels = batch(device=device, dtype=torch.float32)
+    for of in ("loss", "logits", "margin"):
+        strength = torch.tensor(eta, device=device, requires_grad=learned)
+        traced(GradientPenalty(Euclidean(), strength, of=of), model)(images, labels)
+        assert strength == torch.tensor(eta)
+
+
 def test_a_batch_of_another_shape_or_mode_runs_eagerly(device):
     model, (images, labels) = make("batch_norm_train", device), batch(size=6, device=device)
     fast, twin = traced(PENALTY, model), copy.deepcopy(model)

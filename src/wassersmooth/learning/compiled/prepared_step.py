@@ -26,7 +26,13 @@ from wassersmooth.learning.compiled.replace_convolutions import kernels_made_mea
 from wassersmooth.learning.compiled.second_jvp import hessian_step
 from wassersmooth.learning.compiled.supported_models import nothing_to_train
 from wassersmooth.learning.covector_norms import evaluate_unchecked
-from wassersmooth.learning.gradient_gap import IMAGES, DifferentGradientsError, verify_compiled_step
+from wassersmooth.learning.gradient_gap import (
+    IMAGES,
+    DifferentGradientsError,
+    ScaledPenalty,
+    balancing_factor,
+    verify_compiled_step,
+)
 from wassersmooth.learning.objective import Objective, detached, first_input
 from wassersmooth.learning.step_spec import FunctionTerm, GradientTerm, HessianTerm, PenaltyTerm, StepSpec
 from wassersmooth.model_state import RandomState, call_model, preserve_state
@@ -136,13 +142,21 @@ class PreparedStep:
         self.shape = first_input(batch).shape
         self.compiled, self.captured = function.run is not function.graph, False
 
-        def step_at(inputs: Any, labels: Any, generator: torch.Generator | None, run: Callable[..., Any] | None = None) -> Any:
+        def step_at(
+            inputs: Any,
+            labels: Any,
+            generator: torch.Generator | None,
+            run: Callable[..., Any] | None = None,
+            factor: float = 1.0,
+        ) -> Any:
             images, constants, leaves = self.layout.split(inputs, labels)
             images = _with_strides(images, strides)
             drawn = sampler.probes(self.layout.inputs(images, constants), labels, like, generator)
-            arguments = StepArguments(images, constants, leaves, eta, self.handle.tensor, *state, drawn)
+            strength = eta if factor == 1 or spec.penalty is None else eta * factor ** (1 / spec.penalty.degree)
+            arguments = StepArguments(images, constants, leaves, strength, self.handle.tensor, *state, drawn)
             loss, penalty, found, buffers, input_gradients = function(arguments, run)
-            for tensor, gradient in zip(spec.learned, _learned_gradients(spec, images, input_gradients), strict=True):
+            learned = _learned_gradients(spec, images, input_gradients, factor)
+            for tensor, gradient in zip(spec.learned, learned, strict=True):
                 if (place := places.get(id(tensor))) is None:
                     found.append(gradient)
                 else:  # a parameter that the model uses, too
@@ -155,21 +169,27 @@ class PreparedStep:
 
         if options.verify:
             options.progress("comparing")
-            if not (joint.is_random and _outputs_vary(model, images, constants)):
-                seeded, of_batch = torch.Generator(device), (objective, model, batch, labels, list(gradients), of_penalty)
-
-                def verify_in_full_precision() -> None:
-                    """Compare the same step in float32, without autocast and tf32; under autocast, which is traced, another."""
-                    with without_tf32(images):
-                        if torch.is_autocast_enabled(device.type):
-                            with torch.autocast(device.type, enabled=False):
-                                PreparedStep(objective, spec, model, batch, labels, None, UNCOMPILED)
-                        else:
-                            verify_compiled_step(lambda x: step_at(x, labels, seeded.manual_seed(0), function.graph), *of_batch)
-
-                verify_compiled_step(lambda x: step_at(x, labels, seeded.manual_seed(0)), *of_batch, verify_in_full_precision)
-            else:
+            if joint.is_random and _outputs_vary(model, images, constants):
                 _verify_in_eval_mode(objective, spec, model, batch, labels)
+            else:
+                with _not_zero(spec.penalty):
+                    factor = balancing_factor(objective, model, batch, labels, list(gradients))
+                    scaled, seeded = ScaledPenalty(objective, factor), torch.Generator(device)
+                    of_batch = (scaled, model, batch, labels, list(gradients), of_penalty)
+
+                    def compared_step(inputs: Any, run: Callable[..., Any] | None = None) -> Any:
+                        return step_at(inputs, labels, seeded.manual_seed(0), run, factor)
+
+                    def verify_in_full_precision() -> None:
+                        """Compare this step in float32, without tf32; under autocast, which is traced, another without it."""
+                        with without_tf32(images):
+                            if torch.is_autocast_enabled(device.type):
+                                with torch.autocast(device.type, enabled=False):
+                                    PreparedStep(objective, spec, model, batch, labels, None, UNCOMPILED)
+                            else:
+                                verify_compiled_step(lambda x: compared_step(x, function.graph), *of_batch)
+
+                    verify_compiled_step(compared_step, *of_batch, verify_in_full_precision)
         self.run: Callable[..., Any] = step
         if options.cuda_graph and images.is_cuda and spec.capturable and not spec.weights_are_learned:
             options.progress("capturing")
@@ -317,8 +337,8 @@ def _outputs_vary(model: nn.Module, images: Tensor, constants: list[Tensor]) -> 
         return not torch.equal(call_model(model, images, *constants), call_model(model, images, *constants))
 
 
-def _learned_gradients(spec: StepSpec, images: Tensor, input_gradients: list[Tensor]) -> list[Tensor]:
-    """The gradients of the penalty in eta and in graph weights: input gradients do not depend on either."""
+def _learned_gradients(spec: StepSpec, images: Tensor, input_gradients: list[Tensor], factor: float) -> list[Tensor]:
+    """The gradients of the penalty, times a factor, in eta and in graph weights: input gradients do not depend on either."""
     penalty = spec.penalty
     if penalty is None or not spec.learned:
         return []
@@ -326,7 +346,7 @@ def _learned_gradients(spec: StepSpec, images: Tensor, input_gradients: list[Ten
     with torch.enable_grad():
         norm = evaluate_unchecked(penalty.norm, images)
         eta = torch.as_tensor(penalty.eta, dtype=images.dtype, device=images.device)
-        total = penalty.factor(eta) * sum(norm.quad(g).mean() for g in input_gradients)
+        total = factor * penalty.factor(eta) * sum(norm.quad(g).mean() for g in input_gradients)
         return list(torch.autograd.grad(total, spec.learned))
 
 
@@ -346,6 +366,20 @@ def _verify_in_eval_mode(objective: Objective, spec: StepSpec, model: nn.Module,
     with preserve_state(model, first_input(inputs).device, frozen=False):
         model.eval()
         PreparedStep(objective, spec, model, inputs, labels, None, UNCOMPILED)
+
+
+@contextmanager
+def _not_zero(penalty: PenaltyTerm | None) -> Iterator[None]:
+    """Compare a strength that is ramped up from zero at 1: at zero, there would be nothing to compare."""
+    eta = None if penalty is None else penalty.eta
+    if not isinstance(eta, Tensor) or bool(eta != 0):
+        yield
+        return
+    try:
+        eta.data.fill_(1)  # through .data, which leaves the version counter alone
+        yield
+    finally:
+        eta.data.fill_(0)
 
 
 def _eta(penalty: PenaltyTerm | None, images: Tensor) -> Tensor:
