@@ -6,12 +6,14 @@ leave none (:func:`preserve_state`). Several passes over one batch must together
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -79,6 +81,26 @@ class RandomState:
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, self.device)
+
+
+class PythonRandomState:
+    """The state of Python's ``random`` and of ``numpy.random``, from which models draw too: to drop layers, or in ``mixup``.
+
+    Unlike torch's, a measurement does not restore it: attacks may start from a random point that NumPy draws in each call.
+    """
+
+    def __init__(self) -> None:
+        self.python, self.numpy = random.getstate(), np.random.get_state()
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+    def has_changed(self) -> bool:
+        """Whether anything was drawn since."""
+        _, keys, *rest = np.random.get_state()
+        _, keys_before, *rest_before = self.numpy
+        return random.getstate() != self.python or rest != rest_before or not np.array_equal(keys, keys_before)
 
 
 def logits_of(outputs: Any) -> Any:

@@ -1,8 +1,10 @@
 """Every engine against central differences of the scalar objective, layer by layer."""
 
 import math
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ from torch import nn
 
 from tests.compare import assert_matches, assert_within_standard_errors
 from tests.learning.central import along, differences, flat, gradient_penalty, gradients_of
-from tests.learning.zoo import ZOO, batch, make, smooth_net
+from tests.learning.zoo import ZOO, DropsLayers, batch, make, smooth_net
 from wassersmooth import DualNorm, Euclidean, PixelGraph, Wasserstein
 from wassersmooth.learning import gradient_gap
 from wassersmooth.learning.engines import FiniteDifference, couples_images
@@ -307,6 +309,31 @@ class HalfATangent(torch.autograd.Function):
 class WrongInOneOrder(nn.Module):
     def forward(self, x):
         return x.tanh() if x.is_contiguous() else HalfATangent.apply(x)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+@pytest.mark.parametrize("engine", [*EXACT, FiniteDifference()])
+def test_all_passes_see_the_same_numbers_of_python_and_numpy(engine, draw, device):
+    """A model that drops layers by such a number was another model in the second pass."""
+    torch.manual_seed(0)
+    model, (images, labels) = DropsLayers(draw).to(device), batch(device=device)
+    dropped = set()
+    for seed in range(6):
+        random.seed(seed)
+        np.random.seed(seed)
+        dropped.add(number := draw())
+        kept = DropsLayers(lambda number=number: number).to(device)
+        kept.load_state_dict(model.state_dict())
+        random.seed(seed)
+        np.random.seed(seed)
+        received = flat(gradients_of(GradientPenalty(METRIC, 0.7, engine=engine)(model, images, labels).total, model))
+        after = draw()
+        random.seed(seed)
+        np.random.seed(seed)
+        assert (draw(), draw())[1] == after  # as after one pass
+        exact = GradientPenalty(METRIC, 0.7)(kept, images, labels)
+        assert_matches(received, flat(gradients_of(exact.total, kept)), 1e-4 if isinstance(engine, FiniteDifference) else 1e-10)
+    assert min(dropped) < 0.5 <= max(dropped)
 
 
 def test_models_are_compared_in_each_order_of_memory():

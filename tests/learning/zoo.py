@@ -126,6 +126,23 @@ def smooth_net(device: str = "cpu", dtype: torch.dtype = torch.float64, channels
     return _conv(nn.Softplus(), channels=channels).to(device=device, dtype=dtype)
 
 
+class DropsLayers(nn.Module):
+    """Leaves out its second layer half of the time, by a random number that is not torch's."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+        self.first, self.second, self.last = (nn.Linear(SIZE * SIZE, 8), nn.Linear(8, 8), nn.Linear(8, CLASSES))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x.flatten(1)))
+        if self.draw() < 0.5:
+            hidden = hidden + torch.tanh(self.second(hidden))
+        scores: Tensor = self.last(hidden)
+        return scores
+
+
 def batch(
     size: int = 4, device: str = "cpu", dtype: torch.dtype = torch.float64, channels: int = 1, seed: int = 0
 ) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from wassersmooth.learning.culprits import find_culprits
 from wassersmooth.learning.engines import DoubleBackward, Engine, EngineName, FiniteDifference, ForwardMode
 from wassersmooth.learning.objective import Objective, detached, first_input
 from wassersmooth.learning.wrappers import unwrap
-from wassersmooth.model_state import preserve_state
+from wassersmooth.model_state import PythonRandomState, preserve_state
 from wassersmooth.precision import tf32_allowed, without_tf32
 
 if TYPE_CHECKING:
@@ -117,11 +117,12 @@ def penalty_gradients(
     changes: dict[str, Any] = {"engine": _without_verification(engine)} | ({"eta": 1.0} if hasattr(objective, "eta") else {})
     alike = dataclasses.replace(objective, **changes)
     generator = torch.Generator(device=first.device).manual_seed(0)  # the same projections for every engine
-    no_autocast = torch.autocast(first.device.type, enabled=False)
+    no_autocast, random_state = torch.autocast(first.device.type, enabled=False), PythonRandomState()
     with preserve_state(inner, first.device, frozen=False), no_autocast, without_tf32(first), torch.enable_grad():
         engines.resolve(alike.engine).check(inner)
         _, penalty = alike.loss_and_penalty(inner, images, labels, generator)
         gradients = torch.autograd.grad(penalty, list(parameters.values()), allow_unused=True, materialize_grads=True)
+    random_state.restore()  # the same numbers for every engine, and for the step itself
     return {name: g.detach().double() for name, g in zip(parameters, gradients, strict=True)}
 
 

@@ -21,7 +21,15 @@ from wassersmooth.learning.attention import unfused_attention
 from wassersmooth.learning.forward_mode_ops import twice_differentiable
 from wassersmooth.learning.recorded_rng import RecordedRng
 from wassersmooth.learning.wrappers import refuse_data_parallel, unwrap
-from wassersmooth.model_state import BufferReferences, RandomState, call_model, canonical_names, is_expanded, logits_of
+from wassersmooth.model_state import (
+    BufferReferences,
+    PythonRandomState,
+    RandomState,
+    call_model,
+    canonical_names,
+    is_expanded,
+    logits_of,
+)
 
 
 class ReplayableForward:
@@ -40,7 +48,7 @@ class ReplayableForward:
         # A buffer that two layers share has two paths and one copy.
         names = {name: name for name in self.buffers} if torch.compiler.is_compiling() else canonical_names(self.inner)
         self.names = {path: name for path, name in names.items() if name in self.buffers}
-        self.before = None if self.recording else (RandomState(images.device), BufferReferences(self.inner))
+        self.before = None if self.recording else _Start(self.inner, images.device)
         self.draws: list[Tensor] = []
 
     def first(self, x: Tensor) -> Tensor:
@@ -96,7 +104,7 @@ class ReplayableForward:
             )
         copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
         buffers = {path: copies[name] for path, name in self.names.items()}
-        start = RecordedRng(self.draws) if self.before is None else _rewound(self.inner, *self.before)
+        start = RecordedRng(self.draws) if self.before is None else _rewound(self.inner, self.before)
         with start, twice_differentiable(forward_mode_too=self.recording), mode or nullcontext():
             return self._call(buffers, x)
 
@@ -106,14 +114,24 @@ class ReplayableForward:
         return outputs
 
 
+class _Start:
+    """What a pass starts from: the random state of torch, Python and NumPy, and the buffers."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.device = device
+        self.parts = RandomState(device), PythonRandomState(), BufferReferences(model)
+
+    def restore(self) -> None:
+        for part in self.parts:
+            part.restore()
+
+
 @contextmanager
-def _rewound(model: nn.Module, random_state: RandomState, buffers: BufferReferences) -> Iterator[None]:
+def _rewound(model: nn.Module, start: _Start) -> Iterator[None]:
     """Go back to an earlier random state and buffers, and restore the present ones on exit. A buffer may have been None."""
-    present_random_state, present_buffers = RandomState(random_state.device), BufferReferences(model)
-    random_state.restore()
-    buffers.restore()
+    present = _Start(model, start.device)
+    start.restore()
     try:
         yield
     finally:
-        present_random_state.restore()
-        present_buffers.restore()
+        present.restore()

@@ -3,12 +3,14 @@
 import copy
 import gc
 import pickle
+import random
 import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,7 @@ from torch import nn
 from tests.compare import assert_matches
 from tests.learning.central import flat
 from tests.learning.steps import assert_same_step, eager, gradients, traced
-from tests.learning.zoo import CLASSES, Masked, batch, make, smooth_net
+from tests.learning.zoo import CLASSES, DropsLayers, Masked, batch, make, smooth_net
 from tests.robustness.small_models import Around
 from wassersmooth import PixelGraph, Wasserstein
 from wassersmooth.learning import gradient_gap
@@ -486,6 +488,18 @@ def test_a_model_that_draws_in_eval_mode_too_is_told_to_be_unverified():
     model, (images, labels) = Masked().double(), batch()
     with pytest.warns(UserWarning, match="draws random numbers in eval mode, too, so .* could not be compared"):
         FastGradients(PENALTY, model, compile=False)(images, labels)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_random_numbers_that_torch_does_not_draw_are_refused(draw):
+    """They would be constants of the trace, and the comparison with an eager step may draw equal ones."""
+    for loss in (None, lambda outputs, labels: draw() * outputs.square().sum(1)):
+        model, (images, labels) = DropsLayers(draw if loss is None else lambda: 1.0), batch()
+        fast = traced(Plain() if loss is None else Plain(loss), model)
+        state = random.getstate()
+        with pytest.raises(RuntimeError, match=r"draws random numbers by Python or NumPy, .* repeat\); use the objective"):
+            fast(images, labels)
+        assert random.getstate() == state
 
 
 class Fragile(nn.Module):

@@ -35,7 +35,7 @@ from wassersmooth.learning.gradient_gap import (
 )
 from wassersmooth.learning.objective import Objective, detached, first_input
 from wassersmooth.learning.step_spec import FunctionTerm, GradientTerm, HessianTerm, PenaltyTerm, StepSpec
-from wassersmooth.model_state import RandomState, call_model, preserve_state
+from wassersmooth.model_state import PythonRandomState, RandomState, call_model, preserve_state
 from wassersmooth.precision import without_tf32
 
 # Of compiling, for each operator, on an H200 with 16 cores: with an empty and with a full cache of the compiler. With an empty
@@ -322,12 +322,17 @@ def explain_trace_errors(images: Tensor) -> Iterator[None]:
 
 
 def _example_outputs(spec: StepSpec, model: nn.Module, images: Tensor, constants: list[Tensor], labels: Any) -> Tensor:
-    """The outputs of a pass without side effects; raises about outputs and labels of wrong shapes."""
+    """The outputs of a pass without side effects; raises about outputs and labels of wrong shapes, and about random numbers
+    that a trace would take for constants."""
+    random_state = PythonRandomState()
     with preserve_state(model, images.device), torch.no_grad():
         outputs = call_model(model, images, *constants)
         _model_checks.outputs(outputs, len(images))
         if spec.loss is not None:
             losses.evaluate(losses.resolve(spec.loss), outputs, labels, images=len(images))
+    if random_state.has_changed():
+        random_state.restore()
+        raise RuntimeError("it draws random numbers by Python or NumPy, which every later step would repeat")
     return outputs
 
 
