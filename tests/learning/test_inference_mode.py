@@ -63,6 +63,17 @@ def test_fast_gradients_take_batches_made_in_inference_mode(objective: Objective
         torch.testing.assert_close(terms.loss, objective(model, *batch(), seeded()).loss.detach())
 
 
+def test_fast_gradients_are_not_made_in_inference_mode() -> None:
+    """The first call blamed the loss; later ones left gradients that could not be clipped."""
+    fast = ws.FastGradients(ws.GradientPenalty(METRIC, 0.3), network(), compile=False)
+    for _ in range(2):
+        for call in (fast, fast.prepare):
+            with torch.inference_mode(), pytest.raises(ValueError, match=r"got a call inside of it; call outside, or under"):
+                call(*batch())
+        with torch.no_grad():
+            fast(*batch())
+
+
 def test_the_doctor_and_the_gap_take_batches_made_in_inference_mode() -> None:
     assert ws.doctor(network(), *inference_batch(), repeats=1).healthy
     penalty = ws.GradientPenalty(METRIC, 0.3, engine="forward_mode")

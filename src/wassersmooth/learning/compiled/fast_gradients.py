@@ -143,6 +143,7 @@ class FastGradients:
 
     def _prepared_step(self, images: Any, labels: Any, generator: torch.Generator | None) -> PreparedStep | None:
         """The step to take, prepared if need be; None for an eager one."""
+        _refuse_inference_mode()
         shapes = _shapes(images, labels)
         if self.spec is None or not self.steps:
             self.spec = self.objective.step_spec()
@@ -254,6 +255,15 @@ def _refuse_float16() -> None:
                 "fast gradients cannot be scaled before the backward pass, as float16 needs it (GradScaler); got autocast to "
                 f"float16; use torch.autocast({kind!r}, torch.bfloat16), which needs no scaler, or call the objective"
             )
+
+
+def _refuse_inference_mode() -> None:
+    """Gradients made there could not be clipped or used by an optimizer outside."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "fast gradients are for an optimizer, which cannot use tensors of torch.inference_mode(); got a call inside of "
+            "it; call outside, or under torch.no_grad()"
+        )
 
 
 def _refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
