@@ -122,6 +122,20 @@ def test_a_tensor_that_requires_grad_is_refused(name, held):
         traced(PENALTY if name == "model" else penalized(held), model)(*batch())
 
 
+def test_labels_that_require_grad_are_refused():
+    """The objective fills their gradient, and a fast step would silently not do so."""
+    model, (images, labels) = smooth_net(), batch()
+    targets = F.one_hot(labels, CLASSES).double().requires_grad_()
+    objective = GradientPenalty(Euclidean(), 0.3)
+    objective(model, images, targets).total.backward()
+    assert targets.grad is not None
+    fast = traced(objective, model)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"got some that do; pass labels.detach\(\), or call the objective to learn them$"):
+            fast(images, targets)
+        fast(images, targets.detach())
+
+
 def test_a_buffer_of_the_model_in_a_loss_is_refused():
     """The eager loss reads it after the model has changed it."""
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, CLASSES)).double()

@@ -144,6 +144,7 @@ class FastGradients:
     def _prepared_step(self, images: Any, labels: Any, generator: torch.Generator | None) -> PreparedStep | None:
         """The step to take, prepared if need be; None for an eager one."""
         _refuse_inference_mode()
+        _refuse_learned_labels(labels)
         shapes = _shapes(images, labels)
         if self.spec is None or not self.steps:
             self.spec = self.objective.step_spec()
@@ -263,6 +264,15 @@ def _refuse_inference_mode() -> None:
         raise ValueError(
             "fast gradients are for an optimizer, which cannot use tensors of torch.inference_mode(); got a call inside of "
             "it; call outside, or under torch.no_grad()"
+        )
+
+
+def _refuse_learned_labels(labels: Any) -> None:
+    """A backward pass of the objective goes on into the labels; a fast step ends at the parameters."""
+    if any(isinstance(one, Tensor) and one.requires_grad for one in pytree.tree_leaves(labels)):
+        raise ValueError(
+            "labels must not require grad, since fast gradients are those of the parameters alone; got some that do; pass "
+            "labels.detach(), or call the objective to learn them"
         )
 
 
