@@ -1,8 +1,9 @@
 """The comparison of gradients: what it measures, and which gradients pass as exact up to rounding."""
 
 import copy
+import dataclasses
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
@@ -145,6 +146,35 @@ def test_buffers_have_to_change_as_in_an_eager_step():
     off = 0.1
     with pytest.raises(RuntimeError, match="buffers of this model do not change as in an eager step"):
         verify_compiled_step(fast, OBJECTIVE, model, images, labels, names, (), lambda: None)
+
+
+class FourierFilter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights, self.last = nn.Parameter(torch.randn(8, 5, dtype=torch.complex128)), nn.Linear(64, 5)
+        self.register_buffer("phase", torch.ones(1, dtype=torch.complex128))
+
+    def forward(self, x):
+        return self.last(torch.tanh(torch.fft.irfft2(torch.fft.rfft2(x) * self.weights * self.phase, x.shape[2:])).flatten(1))
+
+
+def test_the_imaginary_part_of_a_gradient_is_compared():
+    torch.manual_seed(0)
+    model, (images, labels) = FourierFilter().double(), batch()
+    names = [name for name, _ in model.named_parameters()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # torch warns where it leaves out an imaginary part
+        FastGradients(OBJECTIVE, model, compile=False)(images, labels)
+        assert gap(dataclasses.replace(OBJECTIVE, engine="forward_mode"), model, images, labels).relative < 1e-10
+
+    def fast(inputs):
+        loss, penalty = OBJECTIVE.loss_and_penalty(model, inputs, labels, None)
+        found = torch.autograd.grad(loss + penalty, list(model.parameters()))
+        return None, None, [g.conj() if wrong else g for g in found], list(model.buffers())
+
+    for wrong in (False, True):
+        with pytest.raises(DifferentGradientsError, match=r"off by .* \(most in weights\)") if wrong else nullcontext():
+            verify_compiled_step(torch.enable_grad()(fast), OBJECTIVE, model, images, labels, names, ())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="tf32 is CUDA's")

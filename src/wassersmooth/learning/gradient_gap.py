@@ -123,7 +123,7 @@ def penalty_gradients(
         _, penalty = alike.loss_and_penalty(inner, images, labels, generator)
         gradients = torch.autograd.grad(penalty, list(parameters.values()), allow_unused=True, materialize_grads=True)
     random_state.restore()  # the same numbers for every engine, and for the step itself
-    return {name: g.detach().double() for name, g in zip(parameters, gradients, strict=True)}
+    return {name: _in_float64(g) for name, g in zip(parameters, gradients, strict=True)}
 
 
 def verify_forward_mode(objective: PenalizedObjective, model: nn.Module, images: Any, labels: Any) -> Gap | None:
@@ -211,10 +211,11 @@ def verify_compiled_step(
         _, _, gradients, buffers = step(inputs)
     half = torch.is_autocast_enabled(device.type)
     rtol, atol = (0.2, 1e-2) if half else (1e-2, 1e-3)
-    if not all(torch.allclose(a.double(), b.double(), rtol, atol) for a, b in zip(buffers, expected_buffers, strict=True)):
+    pairs = zip(buffers, expected_buffers, strict=True)
+    if not all(torch.allclose(_in_float64(a), _in_float64(b), rtol, atol) for a, b in pairs):
         raise RuntimeError("the buffers of this model do not change as in an eager step; use the objective itself")
 
-    received = dict(zip(eager, (g.double() for g in gradients), strict=True))
+    received = dict(zip(eager, map(_in_float64, gradients), strict=True))
     found, tolerance = gap_between(received, eager), TOLERANCE[first.dtype]
     limits = LOW_PRECISION if half else GapLimits(tolerance, tolerance)
     if verify_in_full_precision is not None and not found.within(limits) and (half or tf32_allowed(first)):
@@ -294,7 +295,7 @@ def eager_gradients(
         # backward() would call hooks, which may step an optimizer, and fill gradients of everything else.
         found = torch.autograd.grad(sum(terms), list(tensors.values())) if tensors else ()  # type: ignore[arg-type]
         buffers = [buffer.detach().clone() for buffer in model.buffers()]
-    return {name: g.double() for name, g in zip(tensors, found, strict=True)}, buffers
+    return {name: _in_float64(g) for name, g in zip(tensors, found, strict=True)}, buffers
 
 
 def allow_rounding(rounding: Gap, limits: GapLimits) -> GapLimits:
@@ -318,6 +319,12 @@ def _without_verification(engine: EngineName | Engine) -> Engine:
     """The engine, which would otherwise call this module again."""
     resolved = engines.resolve(engine)
     return dataclasses.replace(resolved, verify=False) if isinstance(resolved, ForwardMode | FiniteDifference) else resolved
+
+
+def _in_float64(tensor: Tensor) -> Tensor:
+    """Its values as constants; of a complex tensor, the real and the imaginary parts."""
+    tensor = tensor.detach()
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
 
 def _nudged(inputs: Any) -> Any:
