@@ -1,6 +1,8 @@
 """How fast gradients are called: accumulation, batch shapes, progress, and clear words about what cannot be done."""
 
 import copy
+import io
+import pickle
 import re
 import subprocess
 import sys
@@ -154,6 +156,17 @@ def test_backward_after_a_fast_call_is_one_clear_line():
         for term in (terms.loss, terms.penalty):
             with pytest.raises(RuntimeError, match=r"^the gradients are in parameter.grad already"):
                 term.backward()
+
+
+def test_terms_can_be_saved_and_copied():
+    """``torch.load`` refused them, since they named the function that explains ``backward``."""
+    terms = traced(PENALTY, smooth_net())(*batch())
+    file = io.BytesIO()
+    torch.save(terms._asdict(), file)
+    file.seek(0)
+    copies = torch.load(file), pickle.loads(pickle.dumps(terms._asdict())), copy.deepcopy(terms._asdict())
+    for name, term in terms._asdict().items():
+        assert all(copied[name] == term and type(copied[name]) is torch.Tensor for copied in copies)
 
 
 def test_float16_is_refused_with_the_remedy():

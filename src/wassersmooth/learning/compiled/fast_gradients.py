@@ -139,6 +139,7 @@ class FastGradients:
             data_parallel.average_gradients(self.model)
         for term in terms:
             term.backward = _refuse_backward  # type: ignore[method-assign]
+            term.__getstate__ = _plain_state  # type: ignore[method-assign]
         return terms
 
     def _prepared_step(self, images: Any, labels: Any, generator: torch.Generator | None) -> PreparedStep | None:
@@ -281,6 +282,10 @@ def _refuse_backward(*args: Any, **kwargs: Any) -> NoReturn:
         "the gradients are in parameter.grad already, since FastGradients computes them without autograd; call "
         "optimizer.step() without terms.total.backward()"
     )
+
+
+def _plain_state() -> None:
+    """Save a term as a tensor without attributes: ``torch.load`` refuses a file that names a function."""
 
 
 def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
