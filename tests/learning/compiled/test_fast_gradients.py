@@ -340,6 +340,30 @@ def test_a_directional_penalty_draws_from_the_generator(objective, device, seede
         assert_same_step(fast(images, labels, generator), expected, model, twin, 1e-9)
 
 
+def test_perturbations_may_have_any_memory_layout(device, monkeypatch):
+    """Compiled functions take only the strides that they were compiled for."""
+    strides = []
+    layouts = [lambda xi: xi[:1].expand_as(xi), torch.clone, lambda xi: xi.mT.contiguous().mT]
+
+    def compiled(graph, on_cuda):
+        def run(*tensors):
+            strides.append([tensor.stride() for tensor in tensors])
+            return graph(*tensors)
+
+        return run
+
+    def perturbation(model, images, labels):
+        return layouts[0](0.1 * images)
+
+    monkeypatch.setattr(prepared_step, "_compiled", compiled)
+    model, (images, labels) = smooth_net(device), batch(device=device)
+    fast, twin = FastGradients(objective := DirectionalPenalty(perturbation), model, compile=True), copy.deepcopy(model)
+    while layouts:
+        assert_same_step(fast(images, labels), eager(objective, twin, images, labels), model, twin, 1e-10)
+        layouts.pop(0)
+    assert all(found == strides[0] for found in strides)
+
+
 @pytest.mark.parametrize(
     ("objective", "message"),
     [

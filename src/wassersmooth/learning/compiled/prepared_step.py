@@ -123,7 +123,8 @@ class PreparedStep:
         with explain_trace_errors(images):
             outputs = _example_outputs(spec, model, images, constants, labels)
             like = images.new_empty(outputs.shape)
-            probes = sampler.probes(inputs, labels, like, torch.Generator(device).manual_seed(0))
+            drawn = sampler.probes(inputs, labels, like, torch.Generator(device).manual_seed(0))
+            probes = [tuple(map(torch.clone, probe)) for probe in drawn]  # without gaps in memory
             joint = step_kind(spec).trace(spec, model, inputs, labels, outputs, probes[0] if probes else ())
             if not joint.parameter_gradients:
                 raise nothing_to_train(model)
@@ -152,6 +153,7 @@ class PreparedStep:
             images, constants, leaves = self.layout.split(inputs, labels)
             images = _with_strides(images, strides)
             drawn = sampler.probes(self.layout.inputs(images, constants), labels, like, generator)
+            drawn = [_all_with_strides(*pair) for pair in zip(drawn, probes, strict=True)]
             strength = eta if factor == 1 or spec.penalty is None else eta * factor ** (1 / spec.penalty.degree)
             arguments = StepArguments(images, constants, leaves, strength, self.handle.tensor, *state, drawn)
             loss, penalty, found, buffers, input_gradients = function(arguments, run)
@@ -441,6 +443,11 @@ def _with_strides(images: Tensor, strides: tuple[int, ...]) -> Tensor:
     if images.stride() == strides:
         return images
     return torch.empty_strided(images.shape, strides, dtype=images.dtype, device=images.device).copy_(images)
+
+
+def _all_with_strides(probe: tuple[Tensor, ...], example: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The tensors of a probe with the strides of an example: a user's function draws some of them."""
+    return tuple(_with_strides(one, like.stride()) for one, like in zip(probe, example, strict=True))
 
 
 def _in_memory_format(images: Tensor, model: nn.Module) -> Tensor:
