@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 from tests.compare import assert_matches
 from tests.learning.central import along, differences, flat, gradient_penalty, gradients_of
+from tests.learning.steps import traced
 from tests.learning.zoo import batch, make, smooth_net
 from wassersmooth import Euclidean, PixelGraph, Wasserstein
 from wassersmooth.learning.covector_norms import DualNorm
@@ -168,6 +170,26 @@ def test_directional_penalty_of_an_attack_uses_its_displacement(device):
     received = DirectionalPenalty.from_attack(sign_attack)(model, images, labels)
     assert_matches(received.penalty, expected.penalty, 1e-12)
     assert received.penalty > 0
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_functions_of_a_user_may_move_the_images_in_place(fast, device):
+    """It moved those of the caller, and a perturbation was then zero."""
+
+    def attack(model, images, labels, generator=None):
+        return images.mul_(0.9)
+
+    model, (images, labels) = smooth_net(device), batch(device=device)
+    given = images.clone()
+    for objective, expected in (
+        (AdversarialTraining(attack), Plain()(model, 0.9 * images, labels)),
+        (DirectionalPenalty(attack), DirectionalPenalty(lambda model, x, y: 0.9 * x)(model, images, labels)),
+        (DirectionalPenalty.from_attack(attack), DirectionalPenalty(lambda model, x, y: -0.1 * x)(model, images, labels)),
+    ):
+        step = traced(objective, model) if fast else partial(objective, model)
+        for _ in range(2):
+            assert_matches(step(given, labels).total, expected.total, 1e-12)
+            assert torch.equal(given, images)
 
 
 def test_noisy_inputs_are_the_loss_at_x_plus_noise(device, seeded):

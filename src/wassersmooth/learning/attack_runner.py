@@ -51,7 +51,8 @@ def attacked_images(
         # On CUDA only the state of the device changes from step to step.
         cuda_state = b"" if before.cuda is None else before.cuda.numpy().tobytes()
         seed_rng(images.device, seed + 1 + zlib.crc32(cuda_state))
-        result = attack(inner, images, labels, generator=attack_generator if generator is None else generator)
+        # A copy: an attack of a user may move the images in place, and they are needed once more.
+        result = attack(inner, images.clone(), labels, generator=attack_generator if generator is None else generator)
     if not torch.equal(attack_generator.get_state(), unused):
         after.restore()
     _checks.like("the attacked images", result, images)

@@ -202,7 +202,7 @@ class DirectionalPenalty(Objective):
         if isinstance(self.perturbation, Displacement):
             return attacked_images(self.perturbation.attack, model, images, labels, generator) - images
         with preserve_state(model, images.device):
-            xi = self.perturbation(model, images, labels)
+            xi = self.perturbation(model, images.clone(), labels)  # a copy, which it may change
         _checks.like("xi", xi, images)
         _checks.finite("xi", xi)
         return xi.detach()
