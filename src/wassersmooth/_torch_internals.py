@@ -148,6 +148,11 @@ def foreach_lerp(targets: list[Tensor], sources: list[Tensor], share: float) -> 
     torch._foreach_lerp_(targets, sources, share)
 
 
+def parametrizations_are_cached() -> bool:
+    """Whether this runs inside ``torch.nn.utils.parametrize.cached()``."""
+    return nn.utils.parametrize._cache_enabled > 0
+
+
 def is_batch_norm(module: nn.Module) -> bool:
     """Whether the module is a batch norm of any dimension, whose common base class is private."""
     return isinstance(module, nn.modules.batchnorm._BatchNorm)

@@ -15,6 +15,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
 
 from tests.compare import assert_matches
 from tests.learning.central import flat
@@ -207,6 +209,15 @@ def test_what_cannot_be_followed_is_refused():
     if torch.cuda.is_available():
         with pytest.raises(ValueError, match="eta must be on the device of the images, cuda"):
             traced(GradientPenalty(METRIC, torch.tensor(0.1)), smooth_net("cuda"))(images.cuda(), labels.cuda())
+
+
+def test_weights_that_are_cached_are_refused():
+    """A trace took them for constants, and their parameters silently had no gradient."""
+    model, (images, labels) = nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(64, CLASSES))).double(), batch()
+    fast = traced(PENALTY, model)
+    with parametrize.cached(), pytest.raises(ValueError, match=r"inside parametrize.cached\(\); call outside$"):
+        fast(images, labels)
+    assert_same(fast, PENALTY, model, images, labels)
 
 
 def test_a_gradient_that_is_not_a_number_is_not_believed(monkeypatch):

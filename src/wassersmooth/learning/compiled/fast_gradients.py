@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from wassersmooth import _checks, _model_checks
-from wassersmooth._torch_internals import foreach_copy, own_tensors, pytree, submodules, sync_ddp_buffers
+from wassersmooth._torch_internals import (
+    foreach_copy,
+    own_tensors,
+    parametrizations_are_cached,
+    pytree,
+    submodules,
+    sync_ddp_buffers,
+)
 from wassersmooth.learning.compiled import data_parallel
 from wassersmooth.learning.compiled.prepared_step import Options, PreparedStep, step_kind
 from wassersmooth.learning.compiled.supported_models import check_model, hook_ids, nothing_to_train, refuse_parameter_hooks
@@ -145,6 +152,7 @@ class FastGradients:
     def _prepared_step(self, images: Any, labels: Any, generator: torch.Generator | None) -> PreparedStep | None:
         """The step to take, prepared if need be; None for an eager one."""
         _refuse_inference_mode()
+        _refuse_cached_weights()
         _refuse_learned_labels(labels)
         shapes = _shapes(images, labels)
         if self.spec is None or not self.steps:
@@ -265,6 +273,14 @@ def _refuse_inference_mode() -> None:
         raise ValueError(
             "fast gradients are for an optimizer, which cannot use tensors of torch.inference_mode(); got a call inside of "
             "it; call outside, or under torch.no_grad()"
+        )
+
+
+def _refuse_cached_weights() -> None:
+    """A trace would take the weights of a first pass for constants, and their parameters would have no gradient."""
+    if parametrizations_are_cached():
+        raise ValueError(
+            "fast gradients compute parametrized weights in every step; got a call inside parametrize.cached(); call outside"
         )
 
 
