@@ -7,7 +7,6 @@ double backward, which allocates.
 
 from __future__ import annotations
 
-import functools
 import gc
 import time
 import traceback
@@ -82,6 +81,7 @@ class Setup:
         generator = torch.Generator().manual_seed(0)
         self.images = torch.rand(batch, 3, size, size, generator=generator).to(device)
         self.labels = torch.randint(CLASSES, (batch,), generator=generator).to(device)
+        self.metric = Wasserstein(PixelGraph.grid(size, size, radius=RADIUS), mass=MASS)  # here, not in what rivals compile
         if device.type == "cuda":
             self.images = self.images.to(memory_format=torch.channels_last)
 
@@ -100,10 +100,6 @@ class Setup:
         if self.critic:
             return GradientObjective(r1_penalty, of=score, loss=real_or_fake, engine=engine)
         return GradientPenalty(self.metric, ETA, engine=engine)
-
-    @functools.cached_property
-    def metric(self) -> Wasserstein:
-        return Wasserstein(PixelGraph.grid(self.size, self.size, radius=RADIUS), mass=MASS)
 
     def loss(self, outputs: Tensor) -> Tensor:
         return real_or_fake(outputs, self.labels).mean() if self.critic else F.cross_entropy(outputs, self.labels)
