@@ -8,6 +8,7 @@ double backward, which allocates.
 from __future__ import annotations
 
 import gc
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from experiments import markdown
 from experiments.networks.architectures import CLASSES, build, without_randomness
 from experiments.processes import wait_for
 from wassersmooth import FastGradients, GradientObjective, GradientPenalty, PixelGraph, Plain, Wasserstein, _checks
-from wassersmooth.learning.gradient_gap import gap_between
+from wassersmooth.learning.gradient_gap import balancing_factor, gap_between
 from wassersmooth.learning.objective import Objective
 from wassersmooth.study.acceleration import autocast
 from wassersmooth.study.bench.timing import captured, timings
@@ -68,11 +69,6 @@ def real_or_fake(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.softplus(torch.where(labels > 0, -outputs[:, 0], outputs[:, 0]))
 
 
-def r1_penalty(g: Tensor, images: Tensor, labels: Tensor, outputs: Tensor) -> Tensor:
-    """At real images, whose labels are not 0."""
-    return (labels > 0) * (R1 / 2 * g.flatten(1).square().sum(1))
-
-
 class Setup:
     """A network, its batch and its objectives."""
 
@@ -82,6 +78,7 @@ class Setup:
         self.images = torch.rand(batch, 3, size, size, generator=generator).to(device)
         self.labels = torch.randint(CLASSES, (batch,), generator=generator).to(device)
         self.metric = Wasserstein(PixelGraph.grid(size, size, radius=RADIUS), mass=MASS)  # here, not in what rivals compile
+        self.eta = torch.tensor(math.sqrt(R1 / 2) if self.critic else ETA, device=device)
         if device.type == "cuda":
             self.images = self.images.to(memory_format=torch.channels_last)
 
@@ -98,8 +95,12 @@ class Setup:
 
     def penalty(self, engine: Any = "double_backward") -> Objective:
         if self.critic:
-            return GradientObjective(r1_penalty, of=score, loss=real_or_fake, engine=engine)
-        return GradientPenalty(self.metric, ETA, engine=engine)
+            return GradientObjective(self.r1_penalty, of=score, loss=real_or_fake, engine=engine)
+        return GradientPenalty(self.metric, self.eta, engine=engine)
+
+    def r1_penalty(self, g: Tensor, images: Tensor, labels: Tensor, outputs: Tensor) -> Tensor:
+        """At real images, whose labels are not 0."""
+        return (labels > 0) * (self.eta**2 * g.flatten(1).square().sum(1))
 
     def loss(self, outputs: Tensor) -> Tensor:
         return real_or_fake(outputs, self.labels).mean() if self.critic else F.cross_entropy(outputs, self.labels)
@@ -168,8 +169,8 @@ def penalized_total(setup: Setup, model: nn.Module, x: Tensor) -> Tensor:
     field = outputs[:, 0].sum() if setup.critic else F.cross_entropy(outputs, setup.labels, reduction="sum")
     (g,) = torch.autograd.grad(field, x, create_graph=True)
     if setup.critic:
-        return setup.loss(outputs) + r1_penalty(g, images, setup.labels, outputs).mean()
-    return setup.loss(outputs) + ETA**2 * setup.metric.evaluate(images).quad(g).mean()
+        return setup.loss(outputs) + setup.r1_penalty(g, images, setup.labels, outputs).mean()
+    return setup.loss(outputs) + setup.eta**2 * setup.metric.evaluate(images).quad(g).mean()
 
 
 def _traced_whole(setup: Setup, model: nn.Module, compile: bool) -> Callable[[], object]:
@@ -318,9 +319,10 @@ def _free_memory(device: torch.device) -> None:
 def gradient_error(step: Step) -> dict[str, Any]:
     """Of a prepared step, and of eager double backward in its precision, against double backward in float64; the whole batch.
 
-    The step's weights are set back to their first values.
+    The penalty is so strong that its gradient is as long as that of the loss, and as important. The step's weights are set back
+    to their first values.
     """
-    setup, objective = step.setup, step.setup.penalty()
+    setup, objective, eta = step.setup, step.setup.penalty(), step.setup.eta.clone()
 
     def eager(model: nn.Module, images: Tensor, precision: str) -> dict[str, Tensor]:
         with autocast(precision, setup.device):
@@ -328,6 +330,8 @@ def gradient_error(step: Step) -> dict[str, Any]:
         return _gradients(model)
 
     try:
+        names = [name for name, _ in step.model.named_parameters()]
+        setup.eta *= math.sqrt(balancing_factor(objective, setup.network(), setup.images, setup.labels, names))
         truth = eager(setup.network().double(), setup.images.double(), "float32")
         _free_memory(setup.device)
         step.model.load_state_dict(setup.network().state_dict())
@@ -338,6 +342,7 @@ def gradient_error(step: Step) -> dict[str, Any]:
     except Exception as error:  # such as too little memory for float64
         return {"reason": _checks.first_line(error, 200)}
     finally:
+        setup.eta.copy_(eta)
         _free_memory(setup.device)
 
 

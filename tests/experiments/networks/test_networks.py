@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import importlib.util
@@ -225,6 +226,30 @@ def test_all_of_a_table_and_what_is_missing_later(tmp_path: Path, capsys: pytest
     assert main(["bench-all", *flags.split()], PROGRAM) == 0
     assert capsys.readouterr().out == ""  # nothing is measured twice
     assert main(["bench-all", *flags.split(), "--seconds", "5", "--compile-seconds", "6"], PROGRAM) == 2
+
+
+@pytest.mark.parametrize("name", ["resnet20", "discriminator"])
+def test_the_gradient_error_sees_a_wrong_penalty(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "resnet20":
+        monkeypatch.setattr(step_cost, "build", architectures.build)
+    setup = step_cost.Setup(name, 8, 4, "float32", torch.device("cpu"))
+    step, _ = step_cost.prepare("fast", setup, compile=False)
+    assert step is not None
+    eta = setup.eta.clone()
+    assert max(step_cost.gradient_error(step).values()) < 1e-5
+    right = step._gradients
+
+    def one_percent_too_much() -> None:
+        right()
+        plain = copy.deepcopy(step.model)
+        plain.zero_grad()
+        setup.loss(plain(setup.images)).backward()
+        for parameter, of_loss in zip(step.model.parameters(), plain.parameters(), strict=True):
+            parameter.grad += 0.01 * (parameter.grad - of_loss.grad)  # type: ignore[operator]
+
+    step._gradients = one_percent_too_much
+    assert step_cost.gradient_error(step)["fast"] > 3e-3
+    assert setup.eta == eta
 
 
 def test_rivals_come_last_and_only_where_the_table_has_them() -> None:
