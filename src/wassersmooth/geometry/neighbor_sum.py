@@ -45,6 +45,9 @@ _BLOCK = 24  # rows of a block of a band matrix: with larger ones most of a prod
 _FEW_PRODUCTS = 2**21  # of weights and pixels: up to here a convolution on a CPU is faster than a loop over the neighbors
 _IN_CACHE = 2**17  # values that such a loop adds up at a time
 
+# Relations in a partial sum. The error is least near the square root of their number, 144 at radius 8; short sums take longer.
+_PART = 16
+
 _Band = list[tuple[int, int, Tensor]]  # blocks of rows of a band matrix: columns from start to stop, which are not all zero
 
 Relation = tuple[int, int] | EdgeList  # an offset of a grid, with all its edges, or a list of edges
@@ -254,13 +257,47 @@ def lower_to_least(labels: Tensor, least: Tensor, relation: Relation) -> Tensor:
     return lowered
 
 
+class EdgeTotal:
+    """A sum of values at both ends of the edges of relations, which are added one after the other.
+
+    It adds up partial sums of ``_PART`` relations each, because one long sum over the relations of radius 8 has three times the
+    rounding error.
+
+    Arguments:
+        like: a field of the shape and dtype of the sum.
+        in_place: three times faster, where no derivative is recorded.
+    """
+
+    def __init__(self, like: Tensor, in_place: bool = False) -> None:
+        self._in_place = in_place
+        self._total: Tensor | None = None  # of the parts that are complete
+        self._part, self._relations = torch.zeros_like(like), 0
+
+    def add(self, first: Tensor, second: Tensor, relation: Relation) -> None:
+        """Add values at the first and at the second ends of a relation's edges."""
+        if self._relations == _PART:
+            self._total, self._part, self._relations = self.value, torch.zeros_like(self._part), 0
+        self._relations += 1
+        if self._in_place and not isinstance(relation, EdgeList):  # whose ends are no views
+            at_first, at_second = edge_ends(self._part, relation)
+            at_first.add_(first)
+            at_second.add_(second)
+        else:
+            self._part = self._part + spread_to_ends(first, second, relation)
+
+    @property
+    def value(self) -> Tensor:
+        """The sum so far."""
+        return self._part if self._total is None else self._total + self._part
+
+
 def relation_sum(weighted_relations: Iterable[tuple[Relation, Tensor]], field: Tensor) -> Tensor:
     """The neighbor sum by a loop over the relations: slow where there are many, but differentiable in the weights."""
-    total = torch.zeros_like(field)
+    total = EdgeTotal(field)
     for relation, weight in weighted_relations:
         first, second = edge_ends(field, relation)
-        total = total + spread_to_ends(weight * second, weight * first, relation)
-    return total
+        total.add(weight * second, weight * first, relation)
+    return total.value
 
 
 def _window_sum(padded: Tensor, dim: int, width: int) -> Tensor:
