@@ -158,6 +158,23 @@ def test_backward_after_a_fast_call_is_one_clear_line():
                 term.backward()
 
 
+def test_a_step_that_a_user_compiles(device):
+    model, (images, labels) = smooth_net(device), batch(device=device)
+    twin = copy.deepcopy(model)
+    fast, alone = (
+        FastGradients(GradientPenalty(Wasserstein(PixelGraph.grid(8, 8, 1)), 0.5), m, compile=False) for m in (model, twin)
+    )
+
+    @torch.compile(backend="aot_eager")  # which cannot differentiate twice
+    def step(images):
+        return fast(images / 2, labels).total * 3
+
+    for _ in range(2):
+        assert step(images) == 3 * alone(images / 2, labels).total
+        assert_matches(flat(gradients(model)), flat(gradients(twin)), 1e-12)
+    torch.compiler.reset()
+
+
 def test_terms_can_be_saved_and_copied():
     """``torch.load`` refused them, since they named the function that explains ``backward``."""
     terms = traced(PENALTY, smooth_net())(*batch())

@@ -130,6 +130,12 @@ class FastGradients:
         Arguments:
             accumulate: add to the existing gradients, as several backward passes do.
         """
+        if torch.compiler.is_compiling():  # a step that a user compiles goes on in eager mode here
+            in_eager_mode: Callable[..., Terms] = torch.compiler.disable(self._take_step)  # type: ignore[no-untyped-call]
+            return in_eager_mode(images, labels, generator, accumulate)
+        return self._take_step(images, labels, generator, accumulate)
+
+    def _take_step(self, images: Any, labels: Any, generator: torch.Generator | None, accumulate: bool) -> Terms:
         images, labels = pytree.tree_map(_checks.without_inference_mode, (images, labels))
         _checks.generator(generator)
         _checks.choice("accumulate", accumulate, (False, True))
