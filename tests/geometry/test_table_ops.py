@@ -8,6 +8,7 @@ import wassersmooth as ws
 from tests.compare import assert_each_matches, assert_matches
 from tests.triton_interpreter import INTERPRETED, assert_passes_in_the_interpreter
 from wassersmooth.geometry import box_ops, laplacian_maps, table_ops
+from wassersmooth.geometry.neighbor_sum import edge_ends, spread_to_ends
 
 pytest.importorskip("triton")
 
@@ -120,7 +121,7 @@ def test_relation_sums(size: tuple[int, int], radius: int, neighborhood: str) ->
         found = graph.representatives(table_ops.relation_sums(a, p, second, *graph.reach))
         expected = []
         for relation in graph.edge_relations:
-            (a_i, a_j), (p_i, p_j), (q_i, q_j) = (laplacian_maps.edge_ends(t.double(), relation) for t in (a, p, second))
+            (a_i, a_j), (p_i, p_j), (q_i, q_j) = (edge_ends(t.double(), relation) for t in (a, p, second))
             expected.append(((a_i + a_j) / 2 * (p_i - p_j) * (q_i - q_j)).sum())
         assert_matches(found, torch.stack(expected), 1e-6)
 
@@ -194,9 +195,9 @@ def test_flows_of_given_normal_numbers(size: tuple[int, int], monkeypatch: pytes
     normals = torch.randn(len(graph.offsets), *u.shape, generator=torch.Generator().manual_seed(3)).to(DEVICE)
     expected = torch.zeros_like(u, dtype=torch.float64)
     for (relation, weight), z in zip(graph.weighted_relations(u), normals.double(), strict=True):
-        (u_i, u_j), (z_i, _) = laplacian_maps.edge_ends(u.double(), relation), laplacian_maps.edge_ends(z, relation)
+        (u_i, u_j), (z_i, _) = edge_ends(u.double(), relation), edge_ends(z, relation)
         flow = (weight * (u_i + u_j) / 2).sqrt() * z_i
-        expected = expected + laplacian_maps.spread_to_ends(flow, -flow, relation)
+        expected = expected + spread_to_ends(flow, -flow, relation)
     for most in (table_ops.MOST_NORMALS, 2 * u.numel()):
         drawn = iter(normals.split(most // u.numel()))
         monkeypatch.setattr(table_ops, "MOST_NORMALS", most)
