@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 import weakref
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -147,6 +148,27 @@ def test_transport_along_other_graphs_is_another_ball():
     attacks.append(WassersteinPGD(metrics[1], 0.5, 2, units="shift"))
     assert len({suites.ball_of(attack) for attack in attacks}) == len(attacks)
     assert suites.ball_of(attacks[0]) == (0.5, "unit scale, radius 2", "wasserstein")
+
+
+@pytest.mark.parametrize("kind", ["weights", "reference"])
+def test_metrics_with_other_tensors_are_other_balls(kind):
+    grid = partial(PixelGraph.grid, 8, 8, radius=1)
+    if kind == "weights":
+        metrics = [Wasserstein(grid(weight=torch.tensor([first, 1.0, 1.0, 1.0]))) for first in (1.0, 50.0)]
+    else:
+        metrics = [Wasserstein(grid(), reference=torch.full((1, 8, 8), value)) for value in (0.2, 0.9)]
+    assert repr(metrics[0]) == repr(metrics[1])
+    small, large, other = (
+        WassersteinPGD(metrics[0], 0.3, 2),
+        WassersteinPGD(metrics[1], 0.6, 2),
+        WassersteinPGD(metrics[0], 0.6, 2),
+    )
+    assert suites.ball_of(large)[1] != suites.ball_of(other)[1]
+    measured = partial(evaluate, *case(count=60), seed=0)
+    memory = {}
+    alone = measured(suite={"large": large}, memory=memory)
+    assert torch.equal(measured(suite={"small": small, "large": large}).fooled["large"], alone.fooled["large"])
+    assert measured(suite={"large": other}, memory=memory).errors == measured(suite={"large": other}).errors
 
 
 @pytest.mark.parametrize("suite", ["standard", "full"])

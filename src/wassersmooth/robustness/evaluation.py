@@ -290,7 +290,8 @@ def _smaller(plan: Mapping[str, Perturbation]) -> dict[str, list[str]]:
     twins: dict[tuple[object, ...], list[tuple[float, str]]] = {}
     for name, attack in plan.items():
         if isinstance(attack, Attack) and not attack.targeted and hasattr(attack, "epsilon"):
-            settings = [(f.name, repr(getattr(attack, f.name))) for f in fields(attack) if f.name not in ("epsilon", "step")]
+            others = [f.name for f in fields(attack) if f.name not in ("epsilon", "step")]
+            settings = [(other, suites.as_told_apart(getattr(attack, other))) for other in others]
             twins.setdefault((type(attack), *settings), []).append((attack.epsilon, name))
     found: dict[str, list[str]] = {}
     for group in twins.values():

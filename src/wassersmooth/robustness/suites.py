@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from wassersmooth import _checks
-from wassersmooth.geometry.graph import PixelGraph
+from wassersmooth.geometry.graph import NAMED_WEIGHTS, PixelGraph
 from wassersmooth.geometry.metrics import Metric, Wasserstein
 from wassersmooth.geometry.randomness import uniform
 from wassersmooth.robustness import variations
@@ -143,8 +144,30 @@ def perturbations(suite: Suite, size: tuple[int, int], normalized: bool, random:
 
 
 def description_of(perturb: Perturbation) -> str:
-    """The repr, or for a function, whose repr is an address, its name."""
-    return str(getattr(perturb, "__qualname__", None) or repr(perturb))
+    """The repr, or for a function, whose repr is an address, its name; with the checksum of the metric's tensors."""
+    return str(getattr(perturb, "__qualname__", None) or repr(perturb)) + _checksum(getattr(perturb, "metric", None))
+
+
+def as_told_apart(value: object) -> str:
+    """The repr of a setting, which with the checksum differs between metrics that differ in their tensors only."""
+    return repr(value) + _checksum(value)
+
+
+def _checksum(metric: object) -> str:
+    """A checksum of what the repr of a metric replaces by a size: weights, edges, reference and channels; else nothing.
+
+    Otherwise results in one metric would be taken for results in another.
+    """
+    if not isinstance(metric, Wasserstein):
+        return ""
+    graph = metric.graph
+    held: list[object] = [metric.reference, metric.channels, graph.edges]
+    held += [graph.weights] if graph.edges is not None or graph.weight_name not in NAMED_WEIGHTS else []
+    found = 0
+    for tensor in held:
+        if isinstance(tensor, Tensor):
+            found = zlib.crc32(tensor.detach().cpu().double().contiguous().numpy().tobytes(), found)
+    return f" #{found:08x}" if found else ""
 
 
 def ball_of(perturb: Perturbation) -> tuple[float | None, str, str]:
@@ -169,9 +192,9 @@ def _graph_in_words(metric: Wasserstein) -> str:
     """The radius of a plain graph, for a short title; of a metric with other settings, all of them: its ball is another one."""
     graph = metric.graph
     if len(graph.shape) != 2:
-        return repr(metric)
+        return as_told_apart(metric)
     plain = Wasserstein(PixelGraph.grid(graph.height, graph.width, graph.radius), scale=metric.scale)
-    return f"radius {graph.radius}" if metric == plain else repr(metric)
+    return f"radius {graph.radius}" if metric == plain else as_told_apart(metric)
 
 
 def _paper(units: Units, against: Against = "labels") -> dict[str, Perturbation]:
