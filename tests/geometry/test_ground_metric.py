@@ -239,6 +239,7 @@ GRAPH = ws.PixelGraph.grid(4, 4, 1)
         ({"pairs": (X[..., :3], X[..., :3])}, "images must"),
         ({"graph": ws.Euclidean()}, "graph must be a PixelGraph"),
         ({"graph": ws.PixelGraph.grid(4, 4, 1, features=lambda images: images)}, "got one with features; leave these out"),
+        ({"pairs": (255 * X, 255 * X + 1)}, r"images must be in \[0, 1\]; got a maximum of .*divide 8-bit images by 255"),
         ({"mass": 0.0}, "mass must be at least 1e-09"),
         ({"mass": 1e-200}, "mass must be at least 1e-09.*got 1e-200; None fits it"),
         ({"mass": -1.0}, "mass must be"),

@@ -599,7 +599,8 @@ def _check_graph(graph: object) -> None:
 def _check_pair(images: Tensor, perturbed: Tensor, graph: PixelGraph) -> None:
     for name, batch in (("images", images), ("perturbed", perturbed)):
         graph.check_batch(name, batch)
-        (_checks.masses if name == "images" else _checks.finite)(name, batch)
+        # Perturbed images may leave [0, 1], as those of the model do; eta and mass have the scale of the images.
+        (_checks.pixels if name == "images" else _checks.finite)(name, batch)
     _checks.like("perturbed", perturbed, images)
 
 
