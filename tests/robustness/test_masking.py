@@ -19,7 +19,7 @@ from tests.robustness.small_models import (
     trained,
 )
 from wassersmooth.normalized import Normalized
-from wassersmooth.robustness.attacks import PGD
+from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD
 from wassersmooth.robustness.evaluation import evaluate
 from wassersmooth.robustness.masking import MaskingChecks, Smoothed
 from wassersmooth.robustness.measurement import Measurement
@@ -77,6 +77,28 @@ def test_honest_models_have_no_findings(eta_sq, seed, suite):
     found = report(trained(eta_sq, seed), suite, seed=seed)
     assert found.masking == []
     assert found.verdict == "no sign of masking"
+
+
+def test_a_weak_attack_is_not_trusted():
+    """The probes run anyway, and find what steps that are too short miss."""
+    found = report(trained(), [PGD(25 / 255, 1e-5, 3, random_start=False)])
+    assert [finding.name for finding in found.masking] == ["attacks_too_weak"]
+    assert "(the attacks up to 25/255, interval" in found.masking[0].evidence
+    assert found.verdict.startswith("attacks too weak")
+    assert found.summary.endswith("Take more or longer steps, or loss='margin'.")
+    assert "can be trusted" not in found.summary
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", [[FGSM(8 / 255)], [PGD(8 / 255, 2 / 255, 10)], [PGD(25 / 255, 6 / 255, 20)], []])
+def test_other_attacks_are_trusted(suite):
+    assert report(trained(), suite).masking == []
+
+
+def test_a_loss_that_is_flat_without_saturation_is_seen_by_its_number():
+    """Scores so small that the softmax is uniform: the cross-entropy leads away from all other classes alike."""
+    found = report(Saturated(trained(), 1e-30), [IFGSM(25 / 255, 6 / 255, 20)])
+    assert [finding.name for finding in found.masking] == ["attacks_too_weak"]
 
 
 def test_saturation_alone_is_no_finding():

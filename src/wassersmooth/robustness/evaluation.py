@@ -16,13 +16,14 @@ from wassersmooth.robustness import suites
 from wassersmooth.robustness.attack_base import Attack
 from wassersmooth.robustness.autoattack import AutoAttack
 from wassersmooth.robustness.determinism import RANDOM, check_determinism
+from wassersmooth.robustness.findings import Finding
 from wassersmooth.robustness.intervals import bootstrap, wilson
 from wassersmooth.robustness.masking import MaskingChecks
 from wassersmooth.robustness.measurement import Measurement, Perturbation
 from wassersmooth.robustness.model_queries import isolated_model
 from wassersmooth.robustness.report import Entry, Flips, Report
 from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, CLEAN, CUSTOM, Suite, Variation, perturbations
-from wassersmooth.robustness.summary import Ball, error_curve
+from wassersmooth.robustness.summary import PIXELS, Ball, CurvePoint, error_curve, headline
 from wassersmooth.robustness.translations import AXES, Axis, label_changes
 
 Progress = Callable[[int, int, str], None]  # (measures done, measures in all, name of the next one)
@@ -189,22 +190,40 @@ class _Evaluation:
         checks = MaskingChecks(self.measurement, known, self.limits)
         began = time.perf_counter()
         findings = findings + checks.run()
+        balls = {e.name: Ball(e.epsilon, e.units, e.norm) for e in entries if e.epsilon is not None and not _aims(plan[e.name])}
+        curve = error_curve(table[CLEAN], table, balls)
+        if not findings:  # masked gradients make attacks weak, too
+            findings = self._too_weak(checks, curve, table, {name: balls[name] for name in balls if _is_ours(plan[name])})
         self.seconds["masking"] = time.perf_counter() - began
         self.progress(total, total, "done")
         probes = tuple(_entry(name, wrong, checks.descriptions[name]) for name, wrong in checks.probes.items())
         std = None if normalization is None else tuple(normalization.std.flatten().tolist())
         longest, shorter = (tuple(part) for part in ([f[-1] for f in translations], [g for f in translations for g in f[:-1]]))
         suite = self.suite if isinstance(self.suite, str) else CUSTOM
-        balls = {e.name: Ball(e.epsilon, e.units, e.norm) for e in entries if e.epsilon is not None and not _aims(plan[e.name])}
         return Report(
             *(suite, self.seed, tuple(entries), probes, longest, findings, std, shorter),
-            curve=error_curve(table[CLEAN], table, balls),
+            curve=curve,
             classes=self.classes,
             fooled={name: self._as_given(wrong) for name, wrong in table.items()},
             seen={name: self._as_given(torch.ones_like(wrong)) for name, wrong in table.items()},
             images={name: kept[self.measurement.order[: len(kept)].argsort()] for name, kept in self.kept.items()},
             seconds=self.seconds,
         )
+
+    @staticmethod
+    def _too_weak(
+        checks: MaskingChecks, curve: Sequence[CurvePoint], table: Mapping[str, Tensor], balls: Mapping[str, Ball]
+    ) -> list[Finding]:
+        """Whether an error that the summary names is too low for attacks of that size. Balls are those of attacks of ours."""
+        for point in headline(curve):
+            inside = {name: ball for name, ball in balls.items() if ball.family == PIXELS and ball.epsilon <= point.epsilon}
+            if (point.norm, point.units) != PIXELS or not any(ball.epsilon == point.epsilon for ball in inside.values()):
+                continue
+            seen = [table[CLEAN], *(table[name] for name in inside)]
+            wrong = torch.stack([part[: min(map(len, seen))] for part in seen]).any(0)
+            if found := checks.attacks_too_weak(point.epsilon, wrong):
+                return found
+        return []
 
     def _as_given(self, values: Tensor) -> Tensor:
         """Values of the first images, in the order in which the images were given; False for the others. # shape: (B,) bool"""
@@ -303,6 +322,11 @@ def _smaller(plan: Mapping[str, Perturbation]) -> dict[str, list[str]]:
 def _aims(perturb: Perturbation) -> bool:
     """Whether an attack is targeted: it then lowers the error instead of raising it."""
     return isinstance(perturb, Attack) and perturb.targeted
+
+
+def _is_ours(perturb: Perturbation) -> bool:
+    """Whether it is an attack of this library; one that is derived from it may stay in a part of its ball."""
+    return type(perturb).__module__.startswith("wassersmooth.")
 
 
 def _guarded(name: str, perturb: Perturbation) -> Perturbation:

@@ -18,7 +18,7 @@ from wassersmooth.robustness.intervals import beats, wilson
 from wassersmooth.robustness.measurement import Measurement, Perturbation
 from wassersmooth.robustness.model_queries import input_gradient, isolated_model, scores
 from wassersmooth.robustness.noise import sign_noise
-from wassersmooth.robustness.report import FEWEST, ONE_ANSWER
+from wassersmooth.robustness.report import FEWEST, ONE_ANSWER, TOO_WEAK
 from wassersmooth.robustness.suites import AUTOATTACK_LEVELS, Limits
 
 LEVELS = (8, 25, 64)  # sizes of the probes in 1/255; the next one only if no attack of the last one was decisive
@@ -83,6 +83,27 @@ class MaskingChecks:
             if beats(wrong, white_box[1]):
                 found.append(compare_errors(name, text, f"{n}/255", wrong, *white_box))
         return found
+
+    def attacks_too_weak(self, epsilon: float, wrong: Tensor) -> list[Finding]:
+        """Whether a probe, at most epsilon in size, beats all attacks of the suite up to epsilon together.
+
+        Then the number that is reported is too low, whatever the reason: steps too short or too few, or a flat loss.
+
+        Arguments:
+            wrong: which images are wrong as they are, or under any of these attacks. # shape: (B,) bool
+        """
+        worst = wrong[: self.count]
+        for levels in LEVELS:
+            if levels / 255 > epsilon * (1 + 1e-6):
+                break
+            probes = {name: found[: len(worst)] for name, found in self.probes.items() if name.endswith(f"_{levels}_pixel")}
+            if not probes:
+                break
+            name, stronger = _worst(probes)
+            if beats(stronger, worst):
+                text = "a probe does more harm than all attacks of the suite up to its size"
+                return [compare_errors(TOO_WEAK, text, name, stronger, f"the attacks up to {255 * epsilon:.4g}/255", worst)]
+        return []
 
     def one_step_beats_many(self, one_step: str, many_steps: str) -> list[Finding]:
         """Whether FGSM beats the iterated attack inside the same ball."""

@@ -134,6 +134,8 @@ def trust(verdict: str) -> AnswerRow:
     kind, _, rest = verdict.partition(": ")
     if kind == "no sign of masking":
         return AnswerRow("yes", "no sign of gradient masking")
+    if kind == "attacks too weak":
+        return AnswerRow("no", f"too weak: {rest}", bad=True)
     if kind == "masked":
         return AnswerRow("no", f"signs of gradient masking: {rest}", bad=True)
     return AnswerRow("cannot be told", verdict, bad=True)

@@ -16,6 +16,8 @@ from wassersmooth.robustness.summary import CurvePoint, summarize
 UNMASKED = "no sign of masking"
 TOO_FEW = "too few images to tell masked gradients"
 ONE_ANSWER = "one_answer_for_all"  # the finding, and how the verdict on such a model begins
+TOO_WEAK = "attacks_too_weak"  # the finding that the attacks of the suite, not the gradients, are to blame; it comes alone
+WEAK_VERDICT = "attacks too weak: others of the same size or smaller do more harm"
 LEARNED_NOTHING = "learned nothing: one answer for all"
 NOT_STORED = ("fooled", "seen", "images", "seconds")  # what is kept of each image, and what differs from run to run
 FEWEST = 20  # with 16, a softmax saturated a thousandfold goes unnoticed on one set of digits in fifteen
@@ -108,6 +110,8 @@ class Report:
         names = self._findings()
         if any(finding.name == ONE_ANSWER for finding in self.masking):
             return ", ".join([LEARNED_NOTHING, *(name for name in names if name != ONE_ANSWER.replace("_", " "))])
+        if names == [TOO_WEAK.replace("_", " ")]:
+            return WEAK_VERDICT
         if names:
             return f"masked: {', '.join(names)}"
         return UNMASKED if self.entries[0].images >= FEWEST else TOO_FEW

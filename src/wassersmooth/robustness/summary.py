@@ -141,6 +141,11 @@ def _at(point: CurvePoint) -> str:
 
 
 def _trust(findings: Sequence[str], told: str | None) -> str:
+    if list(findings) == ["attacks too weak"]:
+        return (
+            "The error is too low: other attacks of the same size or smaller do more harm. Take more or longer steps, or "
+            "loss='margin'."
+        )
     if findings:
         return f"The attacks cannot be trusted, errors may be far higher: signs of gradient masking ({', '.join(findings)})."
     if told is not None:
