@@ -79,20 +79,28 @@ def test_honest_models_have_no_findings(eta_sq, seed, suite):
     assert found.verdict == "no sign of masking"
 
 
-def test_a_weak_attack_is_not_trusted():
-    """The probes run anyway, and find what steps that are too short miss."""
-    found = report(trained(), [PGD(25 / 255, 1e-5, 3, random_start=False)])
+@pytest.mark.parametrize(
+    ("epsilon", "norm", "size"), [(25 / 255, "linf", "0.09804"), (1.0, "l2", "1"), (7 / 255, "linf", "0.02745")]
+)
+def test_a_weak_attack_is_not_trusted(epsilon, norm, size):
+    """The probes run anyway, and find what steps that are too short miss; where none is so small, there is one more."""
+    _, _, images, labels = digits()
+    attack = PGD(epsilon, 1e-6, 3, norm=norm, random_start=False)
+    contrast = Normalized(trained(), 0.5, 0.02)  # undoes the next line
+    found = evaluate(contrast, 0.5 + 0.02 * images, labels, [attack], seed=0)
     assert [finding.name for finding in found.masking] == ["attacks_too_weak"]
-    assert "(the attacks up to 25/255, interval" in found.masking[0].evidence
+    assert f"(the attacks up to epsilon {size}, interval" in found.masking[0].evidence
     assert found.verdict.startswith("attacks too weak")
     assert found.summary.endswith("Take more or longer steps, or loss='margin'.")
     assert "can be trusted" not in found.summary
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suite", [[FGSM(8 / 255)], [PGD(8 / 255, 2 / 255, 10)], [PGD(25 / 255, 6 / 255, 20)], []])
-def test_other_attacks_are_trusted(suite):
-    assert report(trained(), suite).masking == []
+@pytest.mark.parametrize(
+    "attack", [FGSM(8 / 255), PGD(8 / 255, 2 / 255, 10), PGD(25 / 255, 6 / 255, 20), PGD(0.5, 0.1, 20, norm="l2")], ids=repr
+)
+def test_other_attacks_are_trusted(attack):
+    assert report(trained(), [attack]).masking == []
 
 
 def test_a_loss_that_is_flat_without_saturation_is_seen_by_its_number():

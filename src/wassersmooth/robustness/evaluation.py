@@ -23,7 +23,7 @@ from wassersmooth.robustness.measurement import Measurement, Perturbation
 from wassersmooth.robustness.model_queries import isolated_model
 from wassersmooth.robustness.report import Entry, Flips, Report
 from wassersmooth.robustness.suites import AUTOATTACK_IMAGES, CLEAN, CUSTOM, Suite, Variation, perturbations
-from wassersmooth.robustness.summary import PIXELS, Ball, CurvePoint, error_curve, headline
+from wassersmooth.robustness.summary import Ball, CurvePoint, error_curve, headline
 from wassersmooth.robustness.translations import AXES, Axis, label_changes
 
 Progress = Callable[[int, int, str], None]  # (measures done, measures in all, name of the next one)
@@ -214,15 +214,15 @@ class _Evaluation:
     def _too_weak(
         checks: MaskingChecks, curve: Sequence[CurvePoint], table: Mapping[str, Tensor], balls: Mapping[str, Ball]
     ) -> list[Finding]:
-        """Whether an error that the summary names is too low for attacks of that size. Balls are those of attacks of ours."""
-        for point in headline(curve):
-            inside = {name: ball for name, ball in balls.items() if ball.family == PIXELS and ball.epsilon <= point.epsilon}
-            if (point.norm, point.units) != PIXELS or not any(ball.epsilon == point.epsilon for ball in inside.values()):
+        """Whether the error that the summary names first is too low for attacks of that size. Balls: of attacks of ours."""
+        for point in headline(curve)[:1]:
+            inside = [ball for ball in balls.values() if ball.family == (point.norm, point.units)]
+            if point.units != "pixel" or not any(ball.epsilon == point.epsilon for ball in inside):
                 continue
-            seen = [table[CLEAN], *(table[name] for name in inside)]
+            names = [name for name, ball in balls.items() if ball in inside and ball.epsilon <= point.epsilon]
+            seen = [table[CLEAN], *(table[name] for name in names)]
             wrong = torch.stack([part[: min(map(len, seen))] for part in seen]).any(0)
-            if found := checks.attacks_too_weak(point.epsilon, wrong):
-                return found
+            return checks.attacks_too_weak(point.epsilon, "l2" if point.norm == "l2" else "linf", wrong)
         return []
 
     def _as_given(self, values: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from wassersmooth.geometry.randomness import standard_normal
 from wassersmooth.model_state import logits_of
 from wassersmooth.robustness.attacks import FGSM, IFGSM, PGD, Square
+from wassersmooth.robustness.balls import Norm
 from wassersmooth.robustness.findings import Finding, compare_errors, percent
 from wassersmooth.robustness.intervals import beats, wilson
 from wassersmooth.robustness.measurement import Measurement, Perturbation
@@ -84,7 +85,7 @@ class MaskingChecks:
                 found.append(compare_errors(name, text, f"{n}/255", wrong, *white_box))
         return found
 
-    def attacks_too_weak(self, epsilon: float, wrong: Tensor) -> list[Finding]:
+    def attacks_too_weak(self, epsilon: float, norm: Norm, wrong: Tensor) -> list[Finding]:
         """Whether a probe, at most epsilon in size, beats all attacks of the suite up to epsilon together.
 
         Then the number that is reported is too low, whatever the reason: steps too short or too few, or a flat loss.
@@ -93,17 +94,22 @@ class MaskingChecks:
             wrong: which images are wrong as they are, or under any of these attacks. # shape: (B,) bool
         """
         worst = wrong[: self.count]
-        for levels in LEVELS:
-            if levels / 255 > epsilon * (1 + 1e-6):
-                break
-            probes = {name: found[: len(worst)] for name, found in self.probes.items() if name.endswith(f"_{levels}_pixel")}
-            if not probes:
-                break
-            name, stronger = _worst(probes)
-            if beats(stronger, worst):
-                text = "a probe does more harm than all attacks of the suite up to its size"
-                return [compare_errors(TOO_WEAK, text, name, stronger, f"the attacks up to {255 * epsilon:.4g}/255", worst)]
-        return []
+        probes: dict[str, Tensor] = {}
+        for levels in LEVELS if norm == "linf" else ():
+            if levels / 255 <= epsilon * (1 + 1e-6):
+                probes |= {name: found for name, found in self.probes.items() if name.endswith(f"_{levels}_pixel")}
+        if norm == "l2" or epsilon * (1 + 1e-6) < LEVELS[0] / 255:  # no probe was run in a ball as small as this
+            name = f"pgd20_margin_{norm}_{epsilon:.4g}"
+            probes[name] = self._probe(name, PGD(epsilon, epsilon / 4, 20, norm=norm, loss="margin"))
+        if not probes:
+            return []
+        name, found = _worst(probes)
+        stronger = found[: len(worst)]
+        if not beats(stronger, worst):
+            return []
+        text = "a probe does more harm than all attacks of the suite up to its size"
+        ours = f"the attacks up to epsilon {epsilon:.4g}"
+        return [compare_errors(TOO_WEAK, text, name, stronger, ours, worst)]
 
     def one_step_beats_many(self, one_step: str, many_steps: str) -> list[Finding]:
         """Whether FGSM beats the iterated attack inside the same ball."""
