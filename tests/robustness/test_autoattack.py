@@ -12,7 +12,7 @@ from tests.robustness.small_models import Around, AutocastInside, RandomOutput, 
 from tests.robustness.test_attack_side_effects import assert_same, snapshot
 from wassersmooth.robustness import autoattack
 from wassersmooth.robustness.apgd import APGD
-from wassersmooth.robustness.attacks import PGD, AutoAttack
+from wassersmooth.robustness.attacks import PGD, AutoAttack, Square
 from wassersmooth.robustness.fab import FAB
 from wassersmooth.robustness.model_queries import isolated_model, likeliest_wrong_classes
 from wassersmooth.robustness.packed_search import StandingImages
@@ -130,6 +130,26 @@ def test_scores_that_overflow_under_attack(short_autoattack, seeded):
     attacked = AutoAttack(40 / 255)(model, images, labels, seeded(0))
     assert model(attacked).isfinite().all()
     assert wrong(model, attacked, labels).sum() > wrong(model, images, labels).sum()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("attack", [Square(25 / 255, 20), Square(0.5, 20, norm="l2"), AutoAttack(25 / 255)], ids=repr)
+def test_where_all_changed_images_have_odd_scores_the_images_come_back(attack, bad, short_autoattack):
+    _, images, labels = case(count=5)
+    model = ExactOnly(trained(), images, bad)
+    assert torch.equal(attack(model, images, labels), images)
+
+
+class ExactOnly(nn.Module):
+    """Scores that are finite at the images alone."""
+
+    def __init__(self, model, images, bad):
+        super().__init__()
+        self.model, self.images, self.bad = model, images, bad
+
+    def forward(self, x):
+        same = (x[:, None] - self.images).abs().amax((2, 3, 4)).amin(1) < 1e-6
+        return torch.where(same[:, None], self.model(x), self.bad)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Square(Attack):
 
     def perturb(self, model: nn.Module, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         with torch.no_grad():
-            scores(model, images[:1], labels[:1])  # checks the model
+            scores(model, images, labels)  # checks the model and all labels
         if not self.epsilon:
             return images
         search = SquareSearch(self.epsilon, self.norm, self.queries, self.queries, self.start_share, self.targeted)
@@ -93,9 +93,9 @@ class SquareSearch(Search):
             change = random_signs(torch.Size((batch, channels, 1, width)), original, generator)
         else:
             change = scaled_to_unit_l2(_tiles(original, generator))
-        state["found"].copy_((original + self.epsilon * change).clamp_(0, 1))
+        trial = (original + self.epsilon * change).clamp_(0, 1)
         state["value"] = original.new_full((batch,), -torch.inf)
-        self._judge(state, state["found"], scores(model, state["found"], state["label"]))
+        self._judge(state, trial, call_model(model, trial))
         state["draws"] = original.new_zeros(batch, DRAWN_AT_ONCE, 5)
         state["signs"] = original.new_zeros(batch, DRAWN_AT_ONCE, channels)
         state["corners"] = torch.zeros(batch, DRAWN_AT_ONCE, 4, dtype=torch.int64, device=original.device)
@@ -158,7 +158,7 @@ class SquareSearch(Search):
         margin = loss_per_image(outputs, label, "margin").to(state["value"].dtype)
         value = -margin if self.targeted else margin
         done = self.succeeds(outputs, label)
-        better = (done | (value > state["value"])) & ~state["fallen"]
+        better = (done | (value > state["value"])) & outputs.isfinite().all(1) & ~state["fallen"]
         keep(state, "found", better, trial)
         keep(state, "value", better, value)
         state["fallen"] |= done
