@@ -148,6 +148,31 @@ def test_buffers_have_to_change_as_in_an_eager_step():
         verify_compiled_step(fast, OBJECTIVE, model, images, labels, names, (), lambda: None)
 
 
+class KinkAtOneHalf(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 5)
+
+    def forward(self, x):
+        return self.last(self.first(torch.relu(x.flatten(1) - 0.5)))
+
+
+@pytest.mark.parametrize(("gray", "passes"), [(0.5, True), (0.4, False)])
+def test_a_difference_that_rounding_makes_is_allowed(gray, passes):
+    """At the kink, images that differ by rounding have another penalty; elsewhere, they have not."""
+    torch.manual_seed(0)
+    model, (images, labels) = KinkAtOneHalf().double(), batch()
+    names = [name for name, _ in model.named_parameters()]
+
+    def on_the_other_side(inputs):
+        loss, penalty = OBJECTIVE.loss_and_penalty(model, inputs + (0.5 - gray) + 1e-15, labels, None)
+        return None, None, list(torch.autograd.grad(loss + penalty, list(model.parameters()))), []
+
+    with nullcontext() if passes else pytest.raises(DifferentGradientsError, match="off by"):
+        step = torch.enable_grad()(on_the_other_side)
+        verify_compiled_step(step, OBJECTIVE, model, torch.full_like(images, gray), labels, names, ())
+
+
 class FourierFilter(nn.Module):
     def __init__(self):
         super().__init__()

@@ -150,6 +150,18 @@ def test_transport_along_other_graphs_is_another_ball():
     assert suites.ball_of(attacks[0]) == (0.5, "unit scale, radius 2", "wasserstein")
 
 
+def test_descriptions_tell_edges_and_channels_apart():
+    path, star = (torch.stack([start, torch.arange(1, 4)], 1) for start in (torch.arange(3), torch.zeros(3, dtype=torch.int64)))
+    between = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    for metrics in (
+        [Wasserstein(PixelGraph.from_edges(4, edges)) for edges in (path, star)],
+        [Wasserstein(PixelGraph.grid(4, 4, 1), channels=weight * between) for weight in (1.0, 2.0)],
+    ):
+        one, other = (WassersteinPGD(metric, 0.3, 2) for metric in metrics)
+        assert repr(one) == repr(other)
+        assert suites.description_of(one) != suites.description_of(other)
+
+
 @pytest.mark.parametrize("kind", ["weights", "reference"])
 def test_metrics_with_other_tensors_are_other_balls(kind):
     grid = partial(PixelGraph.grid, 8, 8, radius=1)

@@ -224,7 +224,7 @@ class Cometric(ABC):
 
     def _dense(self) -> Tensor:
         """:meth:`as_matrix` in float64, of images that are not too large for it. # shape: (B, N, N)"""
-        if capturing(self.x):  # cuSOLVER fails in a capture, and then in all later calls of the process
+        if capturing(self.x):  # cuSOLVER fails in a capture, and then outside of it, too
             raise RuntimeError(f"{type(self).__name__} factors a dense matrix, which no CUDA graph can hold")
         remedy = "logdet_estimate(probes)"
         if self.singular:

@@ -215,15 +215,16 @@ class _Evaluation:
         checks: MaskingChecks, curve: Sequence[CurvePoint], table: Mapping[str, Tensor], balls: Mapping[str, Ball]
     ) -> list[Finding]:
         """Whether the error that the summary names first is too low for attacks of that size. Balls: of attacks of ours."""
-        for point in headline(curve)[:1]:
-            inside = [ball for ball in balls.values() if ball.family == (point.norm, point.units)]
-            if point.units != "pixel" or not any(ball.epsilon == point.epsilon for ball in inside):
-                continue
-            names = [name for name, ball in balls.items() if ball in inside and ball.epsilon <= point.epsilon]
-            seen = [table[CLEAN], *(table[name] for name in names)]
-            wrong = torch.stack([part[: min(map(len, seen))] for part in seen]).any(0)
-            return checks.attacks_too_weak(point.epsilon, "l2" if point.norm == "l2" else "linf", wrong)
-        return []
+        points = headline(curve)
+        if not points or points[0].units != "pixel":
+            return []
+        first = points[0]
+        sizes = {name: ball.epsilon for name, ball in balls.items() if ball.family == (first.norm, first.units)}
+        if first.epsilon not in sizes.values():
+            return []
+        seen = [table[CLEAN], *(table[name] for name, epsilon in sizes.items() if epsilon <= first.epsilon)]
+        wrong = torch.stack([part[: min(map(len, seen))] for part in seen]).any(0)
+        return checks.attacks_too_weak(first.epsilon, "l2" if first.norm == "l2" else "linf", wrong)
 
     def _as_given(self, values: Tensor) -> Tensor:
         """Values of the first images, in the order in which the images were given; False for the others. # shape: (B,) bool"""
